@@ -134,14 +134,13 @@ def make_plan(
     model: ModelFacts | None,
     where: PlanPaths,
     *,
-    engine: str,
     rung: int = 0,
     remembered: Mapping[str, int] | None = None,
     p2p_verdict: P2pVerdict | None = None,
     own_pids: frozenset[int] = frozenset(),
 ) -> LaunchPlan:
-    """The plan for these settings on this machine. `engine` is engine_choice.choose's "cuda" or "cpu";
-    `rung` the ladder's step, `remembered` the step that worked before by HostFacts.key, `own_pids` the
+    """The plan for these settings on this machine (the engine is engine_choice.choose's). `rung` is the
+    ladder's step, `remembered` the step that worked before by HostFacts.key, `own_pids` the
     processes of the engine that runs now, whose GPU memory will be free by then. Raises PlanError with
     every problem at once."""
     raise NotImplementedError
