@@ -1,0 +1,195 @@
+"""The engine's Python environment: where it is, what it needs around it, and how it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bwd.core.settings import Settings
+from bwd.errors import ProvisionError
+from bwd.paths import Paths
+
+# What the daemon's own environment (pixi, pixiw, supervisord) has put there and an engine must not see
+_DAEMONS_OWN = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "VIRTUAL_ENV",
+    "CONDA_*",
+    "PIXI_*",
+    "SUPERVISOR_*",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "HF_TOKEN",
+    "API_KEY",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnv:
+    """An engine environment: its `python`, the folder to put first on PATH, variables that only this
+    place decides (CUDA_HOME, compilers), the names to take out of what is inherited, and whether it is
+    the lock's or the user's own."""
+
+    kind: str
+    python: Path
+    path_prefix: str
+    env: Mapping[str, str]
+    scrub: tuple[str, ...] = _DAEMONS_OWN
+    own: bool = False
+
+    def apply(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment to start this Python in."""
+        env = {
+            name: value for name, value in inherited.items() if not self._scrubs(name)
+        }
+        path = [
+            p
+            for p in env.get("PATH", os.defpath).split(os.pathsep)
+            if not _is_environment(p)
+        ]
+        env["PATH"] = os.pathsep.join([self.path_prefix, *path])
+        env.update(self.env)
+        return env
+
+    def _scrubs(self, name: str) -> bool:
+        return any(
+            name.startswith(s[:-1]) if s.endswith("*") else name == s
+            for s in self.scrub
+        )
+
+
+def _is_environment(folder: str) -> bool:
+    """Whether this PATH entry is another environment's: its compilers and Pythons are not ours."""
+    parts = Path(folder).parts
+    return parts[-1:] == ("bin",) and (
+        ".pixi" in parts or (len(parts) > 2 and parts[-3] == ".venv")
+    )
+
+
+def places(kind: str, paths: Paths) -> tuple[Path, ...]:
+    """Where the environment `kind` may be: pixi's folder, pixiw's folder."""
+    return (paths.root / ".pixi" / "envs" / kind, paths.root / ".venv" / kind)
+
+
+def engine_env(kind: str, paths: Paths, settings: Settings) -> EngineEnv | None:
+    """The environment for the engine `kind` ("cuda" or "cpu"): ENGINE_PYTHON when it is set, else the
+    lock's as pixi or pixiw has made it; None while neither has."""
+    if settings.engine_python:
+        python = Path(settings.engine_python).expanduser()
+        return EngineEnv(
+            kind,
+            python,
+            str(python.parent),
+            _around(kind, python.parent.parent),
+            own=True,
+        )
+    for prefix in places(kind, paths):
+        python = prefix / "bin" / "python"
+        if python.exists():
+            extra = (
+                {"CONDA_PREFIX": str(prefix)}
+                if (prefix / "conda-meta").is_dir()
+                else {}
+            )
+            return EngineEnv(
+                kind, python, str(prefix / "bin"), {**extra, **_around(kind, prefix)}
+            )
+    return None
+
+
+def _around(kind: str, prefix: Path) -> dict[str, str]:
+    """CUDA_HOME and the compilers of an environment: FlashInfer and Triton compile while the engine
+    starts, so it needs them as much as the build does."""
+    env: dict[str, str] = {}
+    if kind != "cuda":
+        return env
+    for home in sorted(prefix.glob("lib/python3.*/site-packages/nvidia/cu13")):
+        if (home / "bin" / "nvcc").exists():
+            env["CUDA_HOME"] = str(home)
+    for name, program in (("CC", "gcc"), ("CXX", "g++")):
+        compiler = prefix / "bin" / f"x86_64-conda-linux-gnu-{program}"
+        if compiler.exists():
+            env[name] = str(compiler)
+    if "CXX" in env:
+        env["NVCC_CCBIN"] = env["CXX"]
+    return env
+
+
+async def engine_ready(env: EngineEnv, paths: Paths) -> str:
+    """ "" when vLLM can be found in this environment, else one line why not. It is asked of the Python
+    itself, because only that knows its paths; nothing heavy is imported."""
+    code = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('vllm') else 3)"
+    try:
+        child = await asyncio.create_subprocess_exec(
+            str(env.python), "-c", code,
+            env=env.apply(os.environ), stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=paths.state,
+        )  # fmt: skip
+    except OSError as error:
+        return f"{env.python} cannot be started: {error.strerror or error}"
+    try:
+        async with asyncio.timeout(60):
+            _, err = await child.communicate()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        return f"{env.python} did not answer within 60 s"
+    if child.returncode == 0:
+        return ""
+    if child.returncode == 3:
+        return f"vLLM is not in the environment of {env.python}"
+    lines = err.decode("utf-8", "replace").strip().splitlines()
+    return (
+        f"{env.python} fails: {lines[-1] if lines else f'exit code {child.returncode}'}"
+    )
+
+
+async def provision(
+    kind: str, paths: Paths, on_progress: Callable[[str], None]
+) -> None:
+    """Make the environment `kind` from the lock, as a child whose last output line is the progress.
+    Cancelling ends the child; the next call repairs what it left. Raises ProvisionError."""
+    pixi = shutil.which("pixi")
+    lite = paths.root / "scripts" / "pixi_lite.py"
+    if pixi is not None:
+        argv = [pixi, "install", "--locked", "-e", kind]
+    elif lite.is_file():
+        argv = [shutil.which("python3") or "python3", str(lite), "install", "-e", kind]
+    else:
+        raise ProvisionError(
+            f"the {kind} environment is not installed, and neither pixi nor pixiw is here to install it",
+            hint=f"run `pixi install -e {kind}` in {paths.root}",
+        )
+    on_progress(f"installing the {kind} environment")
+    child = await asyncio.create_subprocess_exec(
+        *argv, cwd=paths.root, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT, start_new_session=True, limit=1 << 20,
+    )  # fmt: skip
+    last = ""
+    try:
+        assert child.stdout is not None
+        while block := await child.stdout.read(4096):
+            for line in (
+                block.decode("utf-8", "replace").replace("\r", "\n").split("\n")
+            ):
+                if line.strip():
+                    last = line.strip()[-200:]
+                    on_progress(last)
+        code = await child.wait()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+        raise
+    if code != 0:
+        raise ProvisionError(
+            f"the {kind} environment could not be installed (exit code {code}): {last}",
+            hint=f"run `{'pixi install -e' if pixi else './pixiw install -e'} {kind}` to see all of it",
+        )

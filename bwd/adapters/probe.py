@@ -1,0 +1,196 @@
+"""Asks the engine over its unix socket: counters, models, health, and a one-token canary.
+
+Nothing here decides what an answer means. What could not be asked comes back as a reason, never as
+an exception: a probe that fails on our side must not look like a sick engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+_BODY = 4 << 20
+"""Bytes read of an answer at most: a /metrics that never ends is given up there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The samples of one /metrics by name, summed over their labels (two engines behind one server are
+    one engine to us). Counters keep their `_total`."""
+
+    samples: Mapping[str, float]
+
+    def get(self, name: str) -> float | None:
+        return self.samples.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`ok`, the seconds it took, and when not ok why. `status` is the HTTP status, 0 without one.
+    `refused`: nobody listens on the socket."""
+
+    ok: bool
+    seconds: float
+    why: str = ""
+    status: int = 0
+    refused: bool = False
+
+
+class Probe:
+    """One engine's socket. Use as an async context; connections are not kept between questions."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path=str(self._socket), force_close=True),
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def metrics(self, timeout: float) -> Metrics | str:
+        """The counters, or why there are none."""
+        answer, body = await self._ask("GET", "/metrics", timeout)
+        if not answer.ok:
+            return f"/metrics: {answer.why}"
+        samples = parse_metrics(body.decode("utf-8", "replace"))
+        if not any(name.startswith("vllm:") for name in samples):
+            return "/metrics has no vllm counters (--disable-log-stats takes them away)"
+        return Metrics(samples)
+
+    async def metrics_text(self, timeout: float) -> bytes:
+        """The raw text of /metrics, for a snapshot; b"" when it cannot be had."""
+        answer, body = await self._ask("GET", "/metrics", timeout)
+        return body if answer.ok else b""
+
+    async def models(self, timeout: float) -> tuple[str, ...] | str:
+        """The ids that /v1/models lists, or why they cannot be had."""
+        answer, body = await self._ask("GET", "/v1/models", timeout)
+        if not answer.ok:
+            return f"/v1/models: {answer.why}"
+        try:
+            return tuple(str(entry["id"]) for entry in json.loads(body)["data"])
+        except (ValueError, KeyError, TypeError):
+            return "/v1/models: the answer is not a list of models"
+
+    async def version(self, timeout: float) -> str:
+        """The engine's version as it reports it, "" when it does not."""
+        answer, body = await self._ask("GET", "/version", timeout)
+        try:
+            return str(json.loads(body)["version"]) if answer.ok else ""
+        except (ValueError, KeyError, TypeError):
+            return ""
+
+    async def health(self, timeout: float) -> Answer:
+        """/health: 503 says that the engine behind the server is dead; 200 says nothing."""
+        answer, _ = await self._ask("GET", "/health", timeout)
+        return answer
+
+    async def canary(self, model: str, timeout: float) -> Answer:
+        """One token from `model`."""
+        body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+        answer, data = await self._ask("POST", "/v1/completions", timeout, body)
+        if not answer.ok:
+            return answer
+        try:
+            choices = json.loads(data)["choices"]
+            good = len(choices) > 0
+        except (ValueError, KeyError, TypeError):
+            good = False
+        if good:
+            return answer
+        return Answer(
+            False, answer.seconds, "the canary's answer holds no choice", answer.status
+        )
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        timeout: float,
+        body: Mapping[str, Any] | None = None,
+    ) -> tuple[Answer, bytes]:
+        assert self._session is not None
+        begun = time.monotonic()
+
+        def took() -> float:
+            return time.monotonic() - begun
+
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                self._session.request(
+                    method, f"http://engine{path}", json=body
+                ) as response,
+            ):
+                data = await _read(response)
+                if response.status == 200:
+                    return Answer(True, took(), status=200), data
+                text = data[:200].decode("utf-8", "replace").replace("\n", " ")
+                return Answer(
+                    False,
+                    took(),
+                    f"HTTP {response.status} {text}".strip(),
+                    response.status,
+                ), data
+        except TimeoutError:
+            return Answer(False, took(), f"no answer in {timeout:.0f} s"), b""
+        except aiohttp.ClientConnectorError as error:
+            return Answer(
+                False,
+                took(),
+                f"cannot connect: {error.os_error.strerror}",
+                refused=True,
+            ), b""
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Answer(False, took(), f"{type(error).__name__}: {error}"), b""
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_chunked(64 << 10):
+        parts.append(part)
+        size += len(part)
+        if size > _BODY:
+            raise ValueError(f"the answer is longer than {_BODY >> 20} MiB")
+    return b"".join(parts)
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Prometheus text to sums by name; lines that are none are left out."""
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line or line[0] == "#" or "_bucket{" in line:
+            continue
+        head, _, value = line.rpartition(" ")
+        name = head.partition("{")[0].strip()
+        if not name or not name.replace(":", "_").replace("_", "a").isalnum():
+            continue
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        if not math.isnan(number):
+            samples[name] = samples.get(name, 0.0) + number
+    return samples
