@@ -22,9 +22,7 @@ KEEP_TAIL = 24 << 20
 BOUND = 64 << 20
 """A file that takes more disk than this is cut down to its first and last part."""
 
-_ANSI = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
-)
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _BREAKS = re.compile(rb"[\r\n]")
 _PUNCH_HOLE = 0x02  # linux/falloc.h
 _KEEP_SIZE = 0x01
@@ -93,9 +91,7 @@ class Follower:
         if whole:
             text = _clean(whole)
             lines = [
-                line[:LINE]
-                for line in text.replace("\r", "\n").split("\n")
-                if line and not line.isspace()
+                line[:LINE] for line in text.replace("\r", "\n").split("\n") if line and not line.isspace()
             ]
         if len(self._rest) > LINE:
             lines.append(_clean(self._rest[:LINE]))
@@ -111,9 +107,7 @@ def _clean(data: bytes) -> str:
     return text.replace("\0", "") if "\0" in text else text
 
 
-def bound(
-    path: Path, limit: int = BOUND, head: int = KEEP_HEAD, tail: int = KEEP_TAIL
-) -> str:
+def bound(path: Path, limit: int = BOUND, head: int = KEEP_HEAD, tail: int = KEEP_TAIL) -> str:
     """Keep the file at `path` under `limit` bytes of disk, by a hole between its first `head` and its
     last `tail` bytes. "" when all is well, else why it could not be done."""
     try:
@@ -131,9 +125,7 @@ def bound(
             os.close(fd)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
-            return (
-                "the engine's log is not bounded: this file system cannot punch holes"
-            )
+            return "the engine's log is not bounded: this file system cannot punch holes"
         return f"the engine's log is not bounded: {error.strerror or error}"
     return ""
 

@@ -46,31 +46,20 @@ class EngineEnv:
 
     def apply(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """The environment to start this Python in."""
-        env = {
-            name: value for name, value in inherited.items() if not self._scrubs(name)
-        }
-        path = [
-            p
-            for p in env.get("PATH", os.defpath).split(os.pathsep)
-            if not _is_environment(p)
-        ]
+        env = {name: value for name, value in inherited.items() if not self._scrubs(name)}
+        path = [p for p in env.get("PATH", os.defpath).split(os.pathsep) if not _is_environment(p)]
         env["PATH"] = os.pathsep.join([self.path_prefix, *path])
         env.update(self.env)
         return env
 
     def _scrubs(self, name: str) -> bool:
-        return any(
-            name.startswith(s[:-1]) if s.endswith("*") else name == s
-            for s in self.scrub
-        )
+        return any(name.startswith(s[:-1]) if s.endswith("*") else name == s for s in self.scrub)
 
 
 def _is_environment(folder: str) -> bool:
     """Whether this PATH entry is another environment's: its compilers and Pythons are not ours."""
     parts = Path(folder).parts
-    return parts[-1:] == ("bin",) and (
-        ".pixi" in parts or (len(parts) > 2 and parts[-3] == ".venv")
-    )
+    return parts[-1:] == ("bin",) and (".pixi" in parts or (len(parts) > 2 and parts[-3] == ".venv"))
 
 
 def places(kind: str, paths: Paths) -> tuple[Path, ...]:
@@ -93,14 +82,8 @@ def engine_env(kind: str, paths: Paths, settings: Settings) -> EngineEnv | None:
     for prefix in places(kind, paths):
         python = prefix / "bin" / "python"
         if python.exists():
-            extra = (
-                {"CONDA_PREFIX": str(prefix)}
-                if (prefix / "conda-meta").is_dir()
-                else {}
-            )
-            return EngineEnv(
-                kind, python, str(prefix / "bin"), {**extra, **_around(kind, prefix)}
-            )
+            extra = {"CONDA_PREFIX": str(prefix)} if (prefix / "conda-meta").is_dir() else {}
+            return EngineEnv(kind, python, str(prefix / "bin"), {**extra, **_around(kind, prefix)})
     return None
 
 
@@ -123,7 +106,7 @@ def _around(kind: str, prefix: Path) -> dict[str, str]:
 
 
 async def engine_ready(env: EngineEnv, paths: Paths) -> str:
-    """ "" when vLLM can be found in this environment, else one line why not. It is asked of the Python
+    """Empty when vLLM can be found in this environment, else one line why not. It is asked of the Python
     itself, because only that knows its paths; nothing heavy is imported."""
     code = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('vllm') else 3)"
     try:
@@ -146,14 +129,10 @@ async def engine_ready(env: EngineEnv, paths: Paths) -> str:
     if child.returncode == 3:
         return f"vLLM is not in the environment of {env.python}"
     lines = err.decode("utf-8", "replace").strip().splitlines()
-    return (
-        f"{env.python} fails: {lines[-1] if lines else f'exit code {child.returncode}'}"
-    )
+    return f"{env.python} fails: {lines[-1] if lines else f'exit code {child.returncode}'}"
 
 
-async def provision(
-    kind: str, paths: Paths, on_progress: Callable[[str], None]
-) -> None:
+async def provision(kind: str, paths: Paths, on_progress: Callable[[str], None]) -> None:
     """Make the environment `kind` from the lock, as a child whose last output line is the progress.
     Cancelling ends the child; the next call repairs what it left. Raises ProvisionError."""
     pixi = shutil.which("pixi")
@@ -176,9 +155,7 @@ async def provision(
     try:
         assert child.stdout is not None
         while block := await child.stdout.read(4096):
-            for line in (
-                block.decode("utf-8", "replace").replace("\r", "\n").split("\n")
-            ):
+            for line in block.decode("utf-8", "replace").replace("\r", "\n").split("\n"):
                 if line.strip():
                     last = line.strip()[-200:]
                     on_progress(last)

@@ -63,9 +63,7 @@ class FrontClient:
             await self._session.close()
             self._session = None
 
-    async def _ask(
-        self, method: str, path: str, body: Mapping[str, object] | None
-    ) -> tuple[Any, str]:
+    async def _ask(self, method: str, path: str, body: Mapping[str, object] | None) -> tuple[Any, str]:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(path=str(self._socket)), trust_env=False
@@ -73,9 +71,7 @@ class FrontClient:
         try:
             async with (
                 asyncio.timeout(self._timeout),
-                self._session.request(
-                    method, f"http://front{path}", json=body
-                ) as response,
+                self._session.request(method, f"http://front{path}", json=body) as response,
             ):
                 if response.status >= 300:
                     text = (await response.text())[:200].replace("\n", " ")

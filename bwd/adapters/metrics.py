@@ -25,20 +25,14 @@ def render(samples: Iterable[Sample]) -> str:
     lines: list[str] = []
     for name, group in groups.items():
         lines += [f"# HELP {name} {group[0].help}", f"# TYPE {name} {group[0].kind}"]
-        lines += [
-            f"{name}{_labels(sample.labels)} {sample.value:.15g}" for sample in group
-        ]
+        lines += [f"{name}{_labels(sample.labels)} {sample.value:.15g}" for sample in group]
     return "\n".join(lines) + "\n"
 
 
 def _labels(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
-    return (
-        "{"
-        + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
-        + "}"
-    )
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
 
 
 def _escape(text: str) -> str:

@@ -26,9 +26,7 @@ class Owner:
     name: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.name} (pid {self.pid})" if self.pid else "a process of another user"
-        )
+        return f"{self.name} (pid {self.pid})" if self.pid else "a process of another user"
 
 
 def port_owner(port: int) -> Owner | None:
@@ -61,22 +59,13 @@ def _listening(port: int) -> Iterable[str]:
         for line in lines:
             fields = line.split()
             # 0A is TCP_LISTEN (include/net/tcp_states.h)
-            if (
-                len(fields) > 9
-                and fields[3] == "0A"
-                and int(fields[1].rpartition(":")[2], 16) == port
-            ):
+            if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
                 yield fields[9]
 
 
 def _what(pid: int) -> str:
     try:
-        argv = (
-            Path(f"/proc/{pid}/cmdline")
-            .read_bytes()
-            .decode("utf-8", "replace")
-            .split("\0")
-        )
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
         return "a process"
     return " ".join(part for part in argv if part)[:80] or "a process"
@@ -104,9 +93,7 @@ def _is_front(pid: int) -> bool:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"front" in argv and any(
-        part in (b"bwd", b"bwd.front") or part.endswith(b"bwd") for part in argv
-    )
+    return b"front" in argv and any(part in (b"bwd", b"bwd.front") or part.endswith(b"bwd") for part in argv)
 
 
 def state_folder(folder: Path) -> Cause | None:
@@ -141,12 +128,7 @@ def _full(folder: Path, free: int) -> Cause:
 
 def memory(available: int, weight_bytes: int | None, engine: str) -> Cause | None:
     """Whether the weights fit the free memory at all where they live in it (the CPU engine)."""
-    if (
-        engine != "cpu"
-        or not weight_bytes
-        or not available
-        or weight_bytes <= available
-    ):
+    if engine != "cpu" or not weight_bytes or not available or weight_bytes <= available:
         return None
     gib = 1 << 30
     return Cause(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,19 +17,8 @@ from typing import Any, Self
 
 import aiohttp
 
-_BODY = 4 << 20
-"""Bytes read of an answer at most: a /metrics that never ends is given up there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """The samples of one /metrics by name, summed over their labels (two engines behind one server are
-    one engine to us). Counters keep their `_total`."""
-
-    samples: Mapping[str, float]
-
-    def get(self, name: str) -> float | None:
-        return self.samples.get(name)
+from bwd.core import counters
+from bwd.core.counters import Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +56,15 @@ class Probe:
         if self._session is not None:
             await self._session.close()
 
-    async def metrics(self, timeout: float) -> Metrics | str:
-        """The counters, or why there are none."""
+    async def counters(self, timeout: float) -> Counters | str:
+        """The counters of /metrics, or why there are none."""
         answer, body = await self._ask("GET", "/metrics", timeout)
         if not answer.ok:
             return f"/metrics: {answer.why}"
-        samples = parse_metrics(body.decode("utf-8", "replace"))
-        if not any(name.startswith("vllm:") for name in samples):
+        found = counters.read(body.decode("utf-8", "replace"))
+        if found is None:
             return "/metrics has no vllm counters (--disable-log-stats takes them away)"
-        return Metrics(samples)
+        return found
 
     async def metrics_text(self, timeout: float) -> bytes:
         """The raw text of /metrics, for a snapshot; b"" when it cannot be had."""
@@ -119,9 +107,7 @@ class Probe:
             good = False
         if good:
             return answer
-        return Answer(
-            False, answer.seconds, "the canary's answer holds no choice", answer.status
-        )
+        return Answer(False, answer.seconds, "the canary's answer holds no choice", answer.status)
 
     async def _ask(
         self,
@@ -139,9 +125,7 @@ class Probe:
         try:
             async with (
                 asyncio.timeout(timeout),
-                self._session.request(
-                    method, f"http://engine{path}", json=body
-                ) as response,
+                self._session.request(method, f"http://engine{path}", json=body) as response,
             ):
                 data = await _read(response)
                 if response.status == 200:
@@ -172,25 +156,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for part in response.content.iter_chunked(64 << 10):
         parts.append(part)
         size += len(part)
-        if size > _BODY:
-            raise ValueError(f"the answer is longer than {_BODY >> 20} MiB")
+        if size > counters.LONGEST:
+            raise ValueError(f"the answer is longer than {counters.LONGEST >> 20} MiB")
     return b"".join(parts)
-
-
-def parse_metrics(text: str) -> dict[str, float]:
-    """Prometheus text to sums by name; lines that are none are left out."""
-    samples: dict[str, float] = {}
-    for line in text.splitlines():
-        if not line or line[0] == "#" or "_bucket{" in line:
-            continue
-        head, _, value = line.rpartition(" ")
-        name = head.partition("{")[0].strip()
-        if not name or not name.replace(":", "_").replace("_", "a").isalnum():
-            continue
-        try:
-            number = float(value)
-        except ValueError:
-            continue
-        if not math.isnan(number):
-            samples[name] = samples.get(name, 0.0) + number
-    return samples

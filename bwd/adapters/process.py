@@ -125,36 +125,26 @@ def marker(pid: int) -> str:
     return ""
 
 
-def members(
-    run_id: str, child: Child, known: Iterable[Process] = ()
-) -> tuple[Process, ...]:
+def members(run_id: str, child: Child, known: Iterable[Process] = ()) -> tuple[Process, ...]:
     """All living processes of the run, the engine first, zombies left out. `known` are processes found
     earlier: one that has left the session and rewritten its environment since is still of the run.
     Blocking: reading another process's environment can wait on that process, so the daemon asks from a
     thread."""
     seen = table()
-    mine = {
-        p.pid: seen[p.pid]
-        for p in known
-        if p.pid in seen and seen[p.pid].start_time == p.start_time
-    }
+    mine = {p.pid: seen[p.pid] for p in known if p.pid in seen and seen[p.pid].start_time == p.start_time}
     uid = os.getuid()
     for process in seen.values():
         if process.start_time < child.start_time:
             continue  # older than the run: cannot be part of it
         # A process in state D may hold the lock that its environ is read under
         if process.sid == child.sid or (
-            process.state not in ("D", "Z")
-            and _owner(process.pid) == uid
-            and marker(process.pid) == run_id
+            process.state not in ("D", "Z") and _owner(process.pid) == uid and marker(process.pid) == run_id
         ):
             mine[process.pid] = process
     _add_descendants(mine, seen)
     mine.pop(os.getpid(), None)
     living = [process for process in mine.values() if process.living]
-    return tuple(
-        sorted(living, key=lambda p: (p.pid != child.pid, p.start_time, p.pid))
-    )
+    return tuple(sorted(living, key=lambda p: (p.pid != child.pid, p.start_time, p.pid)))
 
 
 def marked() -> dict[str, tuple[Process, ...]]:
@@ -212,9 +202,7 @@ def is_tracker(process: Process) -> bool:
     """Whether this is Python's resource_tracker, which unlinks the shared memory that the others
     leave: it goes last (engine-on-cpu, section 5)."""
     try:
-        return (
-            b"resource_tracker" in (_PROC / str(process.pid) / "cmdline").read_bytes()
-        )
+        return b"resource_tracker" in (_PROC / str(process.pid) / "cmdline").read_bytes()
     except OSError:
         return False
 
@@ -222,9 +210,7 @@ def is_tracker(process: Process) -> bool:
 def catches(pid: int, number: signal.Signals) -> bool:
     """Whether `pid` has a function of its own for this signal: without one SIGUSR2 would end it."""
     try:
-        for line in (
-            (_PROC / str(pid) / "status").read_text("ascii", "replace").splitlines()
-        ):
+        for line in (_PROC / str(pid) / "status").read_text("ascii", "replace").splitlines():
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     except (OSError, ValueError, IndexError):
@@ -289,9 +275,7 @@ def _collect(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found == pid else None
 
 
-async def gone(
-    look: Callable[[], Sequence[Process]], limit: float, period: float = 0.1
-) -> bool:
+async def gone(look: Callable[[], Sequence[Process]], limit: float, period: float = 0.1) -> bool:
     """Whether `look` (run in a thread) stops finding processes within `limit` seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + limit

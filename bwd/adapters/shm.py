@@ -47,9 +47,7 @@ def _mapped(pid: int, prefix: str) -> set[str]:
             for line in maps:
                 at = line.find(prefix)
                 if at >= 0:
-                    found.add(
-                        line[at + len(prefix) :].rstrip("\n").removesuffix(" (deleted)")
-                    )
+                    found.add(line[at + len(prefix) :].rstrip("\n").removesuffix(" (deleted)"))
     except OSError:
         pass
     return found
@@ -70,17 +68,11 @@ def _opened(pid: int, prefix: str) -> set[str]:
     return found
 
 
-def remove(
-    before: frozenset[str], seen: frozenset[str], folder: Path = FOLDER
-) -> tuple[str, ...]:
+def remove(before: frozenset[str], seen: frozenset[str], folder: Path = FOLDER) -> tuple[str, ...]:
     """Unlink what the run left: names that its processes were seen to map (`seen`), or that came since
     `before` and look like an engine's, as long as nobody living holds them. The names removed."""
     now = names(folder)
-    ours = {
-        name
-        for name in now
-        if name in seen or (name not in before and name.startswith(_PATTERNS))
-    }
+    ours = {name for name in now if name in seen or (name not in before and name.startswith(_PATTERNS))}
     if not ours:
         return ()
     removed: list[str] = []

@@ -27,9 +27,7 @@ def save(folder: Path, stamp: str, cause_id: str, parts: Mapping[str, bytes]) ->
         target = folder / f"{name}-{number}"
     target.mkdir(mode=0o700)
     for part, content in parts.items():
-        fd = os.open(
-            target / part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
-        )
+        fd = os.open(target / part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.write(content[-PART:])
     prune(folder)
@@ -51,20 +49,14 @@ def listing(folder: Path) -> tuple[dict[str, Any], ...]:
             entry["files"] = sorted(child.name for child in path.iterdir())
             entry.update(json.loads((path / "incident.json").read_bytes()))
         except (OSError, ValueError):
-            entry["note"] = (
-                "incomplete: the disk was full or bwd was killed while it was written"
-            )
+            entry["note"] = "incomplete: the disk was full or bwd was killed while it was written"
         found.append(entry)
     return tuple(found)
 
 
 def _all(folder: Path) -> list[Path]:
     try:
-        names = [
-            path
-            for path in folder.iterdir()
-            if _NAME.match(path.name) and path.is_dir()
-        ]
+        names = [path for path in folder.iterdir() if _NAME.match(path.name) and path.is_dir()]
     except OSError:
         return []
     return sorted(names, key=lambda path: path.name, reverse=True)

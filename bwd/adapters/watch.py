@@ -66,9 +66,7 @@ def _glance(path: Path) -> tuple[int, ...]:
 
 
 class _Signs(FileSystemEventHandler):
-    def __init__(
-        self, path: Path, loop: asyncio.AbstractEventLoop, sign: asyncio.Event
-    ) -> None:
+    def __init__(self, path: Path, loop: asyncio.AbstractEventLoop, sign: asyncio.Event) -> None:
         self._name = path.name
         self._loop = loop
         self._sign = sign

@@ -84,7 +84,9 @@ def script() -> dict[str, Any]:
 def line(step: dict[str, Any]) -> str:
     stamp = time.strftime("%m-%d %H:%M:%S")
     proc = step.get("proc", "APIServer")
-    return f"({proc} pid={os.getpid()}) {step['log']} {stamp} [{step.get('at', 'fake.py:1')}] {step['text']}\n"
+    return (
+        f"({proc} pid={os.getpid()}) {step['log']} {stamp} [{step.get('at', 'fake.py:1')}] {step['text']}\n"
+    )
 
 
 class Engine:
@@ -125,9 +127,7 @@ class Engine:
                     start_new_session=True,
                 )
             elif "child" in step:
-                subprocess.Popen(
-                    [sys.executable, "-c", f"import time; time.sleep({step['child']})"]
-                )
+                subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({step['child']})"])
             elif "silent" in step:
                 await asyncio.Event().wait()
             elif "flood" in step:
@@ -144,9 +144,7 @@ class Engine:
         return web.Response(status=503 if self.dead else 200)
 
     async def models(self, _: web.Request) -> web.Response:
-        return web.json_response(
-            {"object": "list", "data": [{"id": self.model, "object": "model"}]}
-        )
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
     async def version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "0.32.0"})
@@ -154,9 +152,7 @@ class Engine:
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         kind = self.play.get("metrics")
         if kind == "html":
-            return web.Response(
-                text="<html><body>not found</body></html>", content_type="text/html"
-            )
+            return web.Response(text="<html><body>not found</body></html>", content_type="text/html")
         if kind == "endless":
             response = web.StreamResponse()
             await response.prepare(request)
@@ -173,10 +169,10 @@ class Engine:
         }
         if kind == "none":
             values = {"python_info": 1}
-        text = "".join(
-            f"{name}{labels} {float(value)}\n" for name, value in values.items()
+        text = "".join(f"{name}{labels} {float(value)}\n" for name, value in values.items())
+        finished = (
+            f'vllm:request_success_total{{engine="0",finished_reason="length"}} {float(self.finished)}\n'
         )
-        finished = f'vllm:request_success_total{{engine="0",finished_reason="length"}} {float(self.finished)}\n'
         return web.Response(text=text + (finished if kind != "none" else ""))
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -197,11 +193,7 @@ class Engine:
                 for _ in range(count):
                     await self.token()
                 text = "Paris " * count
-                choice = (
-                    {"message": {"role": "assistant", "content": text}}
-                    if chat
-                    else {"text": text}
-                )
+                choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
                 return web.json_response(
                     {"id": "x", "model": self.model, "choices": [{"index": 0, **choice, "finish_reason": "length"}],
                      "usage": {"prompt_tokens": 3, "completion_tokens": count}}
@@ -211,9 +203,7 @@ class Engine:
             for _ in range(count):
                 await self.token()
                 piece = {"delta": {"content": "Paris "}} if chat else {"text": "Paris "}
-                await response.write(
-                    f"data: {json.dumps({'choices': [{'index': 0, **piece}]})}\n\n".encode()
-                )
+                await response.write(f"data: {json.dumps({'choices': [{'index': 0, **piece}]})}\n\n".encode())
             await response.write(b"data: [DONE]\n\n")
             return response
         finally:
@@ -249,9 +239,7 @@ async def main() -> int:
         await runner.setup()
         uds = flag("--uds")
         await web.UnixSite(runner, uds).start()
-        sys.stderr.write(
-            "INFO:     Started server process\nINFO:     Application startup complete.\n"
-        )
+        sys.stderr.write("INFO:     Started server process\nINFO:     Application startup complete.\n")
         sys.stderr.flush()
         after = asyncio.create_task(engine.steps(play.get("after", [])))
         await stop.wait()
