@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bwd.core.host import HostFacts
+from bwd.core.visible import VisibleError, visible
 
 # The shipped stack is torch 2.13.0+cu130: CUDA 13.x needs driver R580 (NVIDIA's compatibility table).
 DRIVER_MIN = 580
 # vLLM's CUDA kernels of today start at Ampere; AWQ's Marlin kernels too.
 CAPABILITY_MIN = (8, 0)
+DEFAULT_MODEL = "casperhansen/deepseek-r1-distill-qwen-32b-awq"
+DEMO_MODEL = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,14 @@ def choose(setting: str, host: HostFacts) -> EngineChoice:
         return EngineChoice(setting, f"ENGINE={setting} is set")
     if not host.gpus:
         return _without_gpus(host)
-    fit = [gpu for gpu in host.gpus if gpu.capability >= CAPABILITY_MIN]
-    best = max(host.gpus, key=lambda gpu: gpu.capability)
+    try:
+        gpus = visible(host.gpus, host.visible_devices)
+    except VisibleError:
+        gpus = host.gpus  # the plan refuses it by name
+    if not gpus:
+        return EngineChoice("cpu", "CUDA_VISIBLE_DEVICES hides every GPU", "unset CUDA_VISIBLE_DEVICES")
+    fit = [gpu for gpu in gpus if gpu.capability >= CAPABILITY_MIN]
+    best = max(gpus, key=lambda gpu: gpu.capability)
     if not fit:
         return EngineChoice(
             "cpu",
@@ -64,3 +73,10 @@ def _without_gpus(host: HostFacts) -> EngineChoice:
         if note.startswith("NVML"):
             return EngineChoice("cpu", f"no GPU seen ({note})")
     return EngineChoice("cpu", "no NVIDIA GPU here")
+
+
+def model_id(setting: str, engine: str) -> str:
+    """What MODEL (`setting`) names: "auto" is the 32B on a GPU and the small demo model without."""
+    if setting != "auto":
+        return setting
+    return DEFAULT_MODEL if engine == "cuda" else DEMO_MODEL

@@ -37,6 +37,8 @@ class ModelFacts:
     vocab: int | None = None
     tied: bool = False
     experts: int = 0
+    # activations quantised to 8-bit integers too (W8A8), as compressed-tensors writes it
+    int8_activations: bool = False
     name: str = ""
 
     def kv_bytes_per_token(self, kv_cache_dtype: str = "auto") -> int:
@@ -53,10 +55,8 @@ class ModelFacts:
 
     @property
     def is_r1(self) -> bool:
-        """DeepSeek-R1 and its distillations think aloud between <think> tags. They share architecture
-        names with plain Qwen2 and Llama, so only the model's name tells."""
-        name = self.name.lower().replace("_", "-")
-        return "deepseek-r1" in name or "deepseekr1" in name or "r1-distill" in name
+        """Whether the name says DeepSeek-R1: see is_r1_name."""
+        return is_r1_name(self.name)
 
     @property
     def embedding_bytes(self) -> int:
@@ -73,6 +73,13 @@ class ModelFacts:
         if self.weight_bytes is None:
             return None
         return max(0, self.weight_bytes - self.embedding_bytes)
+
+
+def is_r1_name(name: str) -> bool:
+    """Whether a model id or folder names DeepSeek-R1 or one of its distillations, which think aloud
+    between <think> tags. They share architecture names with plain Qwen2 and Llama: only the name tells."""
+    plain = name.lower().replace("_", "-")
+    return "deepseek-r1" in plain or "deepseekr1" in plain or "r1-distill" in plain
 
 
 def parse(config: Mapping[str, Any], name: str = "", weight_bytes: int | None = None) -> ModelFacts:
@@ -107,8 +114,18 @@ def parse(config: Mapping[str, Any], name: str = "", weight_bytes: int | None = 
         vocab=_optional(inner, "vocab_size"),
         tied=bool(inner.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         experts=_optional(inner, "num_local_experts") or _optional(inner, "num_experts") or 0,
+        int8_activations=_int8_activations(quant),
         name=name,
     )
+
+
+def _int8_activations(quant: Mapping[str, Any]) -> bool:
+    groups = quant.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        inputs = group.get("input_activations") if isinstance(group, Mapping) else None
+        if isinstance(inputs, Mapping) and inputs.get("num_bits") == 8 and inputs.get("type") == "int":
+            return True
+    return False
 
 
 def _dtype(config: Mapping[str, Any], inner: Mapping[str, Any]) -> str:

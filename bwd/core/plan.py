@@ -1,131 +1,50 @@
-"""The launch plan: what is started, with which environment and CPUs, and why. Pure values."""
+"""The launch plan: what is started, with which environment and CPUs, and why. Pure."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
-from bwd.core.host import HostFacts, format_cpus
-from bwd.core.model import ModelFacts
+from bwd.core import affinity, plan_cpu, plan_cuda, plan_devices, plan_extra, plan_memory, plan_rules
+from bwd.core.engine_choice import EngineChoice, choose, model_id
+from bwd.core.host import Gpu, HostFacts, format_cpus
+from bwd.core.model import ModelFacts, is_r1_name
+from bwd.core.plan_cuda import RUNGS
+from bwd.core.plan_devices import Devices
+from bwd.core.plan_draft import Draft, is_default, origin_of, where_of
+from bwd.core.plan_values import Item, LaunchPlan, P2pVerdict, PlanPaths, Rung
+from bwd.core.settings import Settings
+from bwd.errors import PlanError
 
-if TYPE_CHECKING:
-    from bwd.core.settings import Settings
+__all__ = ["Item", "LaunchPlan", "P2pVerdict", "PlanPaths", "Rung", "ladder", "make_plan"]
 
-HIDDEN = "***"
+ENTRY_POINT = "vllm.entrypoints.openai.api_server"
+# Seconds between vLLM's notices of a waiting ring buffer: the first sign of a hang comes this soon.
+RING_INTERVAL_S = 5
+# vLLM ends itself after this long in one step; longer than any prefill of 32,768 tokens on these cards.
+EXECUTE_TIMEOUT_S = 180
 
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One line of the plan: a flag ("--max-model-len"), a variable ("NCCL_P2P_DISABLE") or a fact, its
-    value as text, the reason for it, and who set it ("default", ".env:12", "profile rtx5090x2:3",
-    "host", "ladder")."""
-
-    name: str
-    value: str
-    reason: str
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlanPaths:
-    """Where things are on this machine: the engine's `python`, the `model_path` folder, the unix socket
-    `uds` the engine listens on, `cache` the folder under which the engine keeps its caches, `site` the
-    folder put first on its PYTHONPATH."""
-
-    python: str
-    model_path: str
-    uds: str
-    cache: str
-    site: str
-
-
-@dataclass(frozen=True, slots=True)
-class P2pVerdict:
-    """What `bwd doctor p2p` found on the machine named by `host_key` (HostFacts.key): `passed`, and the
-    evidence in one line. A verdict for another key counts as none."""
-
-    passed: bool
-    host_key: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
-    """A launch, complete. `argv` begins with python, or with taskset when CPUs are set; `env` is what the
-    engine gets beyond what it inherits, `scrub` the names taken out of the inherited environment first.
-    `rung` is the step of the ladder (0 = as configured). No secret stands in it."""
-
-    engine: str
-    python: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    scrub: tuple[str, ...]
-    cpus: tuple[int, ...] | None
-    gpu_class: str
-    tensor_parallel_size: int
-    model_path: str
-    served_model_name: str
-    max_model_len: int | None
-    uds: str
-    items: tuple[Item, ...] = ()
-    warnings: tuple[str, ...] = ()
-    rung: int = 0
-    gpus: tuple[int, ...] = ()
-    replicas: int = 1
-    secrets_hidden: tuple[str, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """sha256 over argv, environment, scrubbed names and CPUs: equal plans launch the same engine."""
-        env = {name: HIDDEN if name in self.secrets_hidden else value for name, value in self.env.items()}
-        whole = [list(self.argv), sorted(env.items()), sorted(self.scrub), self.cpus]
-        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
-
-    def child_env(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The engine's whole environment, from the one it would inherit."""
-        kept = {name: value for name, value in inherited.items() if not self.scrubs(name)}
-        return {**kept, **self.env}
-
-    def scrubs(self, name: str) -> bool:
-        return any(name.startswith(s[:-1]) if s.endswith("*") else name == s for s in self.scrub)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as data, for --json, secrets hidden."""
-        return {
-            "engine": self.engine,
-            "gpu_class": self.gpu_class,
-            "rung": self.rung,
-            "tensor_parallel_size": self.tensor_parallel_size,
-            "replicas": self.replicas,
-            "gpus": list(self.gpus),
-            "cpus": format_cpus(self.cpus) if self.cpus else None,
-            "python": self.python,
-            "model_path": self.model_path,
-            "served_model_name": self.served_model_name,
-            "max_model_len": self.max_model_len,
-            "uds": self.uds,
-            "argv": list(self.argv),
-            "env": {n: HIDDEN if n in self.secrets_hidden else v for n, v in sorted(self.env.items())},
-            "scrub": list(self.scrub),
-            "items": [
-                {"name": i.name, "value": i.value, "reason": i.reason, "origin": i.origin}
-                for i in self.items
-            ],
-            "warnings": list(self.warnings),
-            "digest": self.digest,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Rung:
-    """A step of the ladder: its number, its name, and why a start that got stuck takes it."""
-
-    number: int
-    name: str
-    reason: str
+# Taken out of the inherited environment. What the engine gets is what the plan says: a stray variable
+# of a shell must not change an engine that supervisord started from another one.
+SCRUB = (
+    "VLLM_*",
+    "NCCL_*",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "OMP_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "FORCE_COLOR",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "HF_TOKEN_PATH",
+    "API_KEY",
+    "OPENAI_API_KEY",
+)
 
 
 def make_plan(
@@ -140,13 +59,247 @@ def make_plan(
     own_pids: frozenset[int] = frozenset(),
 ) -> LaunchPlan:
     """The plan for these settings on this machine (the engine is engine_choice.choose's). `rung` is the
-    ladder's step, `remembered` the step that worked before by HostFacts.key, `own_pids` the
-    processes of the engine that runs now, whose GPU memory will be free by then. Raises PlanError with
-    every problem at once."""
-    raise NotImplementedError
+    ladder's step, `remembered` the step that worked before by HostFacts.key, `own_pids` the processes
+    of the engine that runs now, whose GPU memory will be free by then. Raises PlanError with every
+    problem at once."""
+    choice = choose(settings.engine, host)
+    draft = Draft()
+    _say_engine(draft, settings, choice)
+    rung = _rung(draft, settings, host, choice, rung, remembered)
+    _common_flags(draft, settings, where, choice.engine)
+    _common_env(draft, where, choice.engine)
+    devices: Devices | None = None
+    if choice.engine == "cuda":
+        devices = plan_devices.choose(draft, settings, host, model, p2p_verdict, own_pids, rung)
+        if devices is None:
+            raise PlanError(tuple(draft.problems))
+        ranks, length = devices.ranks, _cuda_length(draft, settings, host, model, where, devices, own_pids, rung)
+    else:
+        ranks = settings.tensor_parallel_size or 1
+        most = plan_cpu.length_most(host, model, ranks)
+        length = plan_rules.choose_length(draft, settings, model, most)
+    gpus = devices.gpus if devices is not None else ()
+    if model is not None:
+        plan_rules.check_model(draft, settings, model, ranks, gpus)
+    else:
+        draft.warn("the model is not here yet: its heads, length and size are checked when it is")
+    cpus = _cpus(draft, settings, host, gpus, ranks * settings.replicas)
+    if choice.engine == "cpu":
+        plan_cpu.write(draft, settings, host, model, cpus, length)
+    off = choice.engine == "cuda" and plan_cuda.multicast_off(settings, host)
+    extra = plan_extra.merge_args(draft, settings, multicast_off=off)
+    plan_extra.merge_env(draft, settings, multicast_off=off)
+    if draft.problems:
+        raise PlanError(tuple(draft.problems))
+    return _finish(draft, settings, choice, where, devices, cpus, ranks, length, rung, extra)
 
 
 def ladder(plan: LaunchPlan) -> tuple[Rung, ...]:
-    """The steps that a start of this plan may take when it gets stuck, in order, without `plan.rung`
-    and those before it. Empty: nothing left to try."""
-    raise NotImplementedError
+    """The steps that a start of this plan may take when it gets stuck, in order: those after
+    `plan.rung` that change anything. Empty: nothing left to try."""
+    if plan.engine != "cuda":
+        return ()
+    eager = "--enforce-eager" in plan.argv
+    left = [rung for rung in RUNGS if rung.number > plan.rung]
+    if plan.gpu_class in ("A", "none"):
+        left = [rung for rung in left if rung.number != 1]
+    return tuple(rung for rung in left if not (rung.number == 3 and eager))
+
+
+def _say_engine(draft: Draft, settings: Settings, choice: EngineChoice) -> None:
+    draft.fact("engine", choice.engine, choice.why, origin_of(settings, "ENGINE"))
+    if choice.fixable:
+        draft.warn(f"{choice.why}; to use it: {choice.fixable}")
+
+
+def _rung(
+    draft: Draft,
+    settings: Settings,
+    host: HostFacts,
+    choice: EngineChoice,
+    rung: int,
+    remembered: Mapping[str, int] | None,
+) -> int:
+    """The step in force: the one asked for, or the one that worked on this driver, kernel and
+    topology before. P2P=on asks for another try at the first step."""
+    known = (remembered or {}).get(host.key, 0)
+    if choice.engine != "cuda" or (settings.p2p == "on" and rung == 0):
+        known = 0
+    if known > rung:
+        draft.warn(
+            f"starting with '{RUNGS[min(known, len(RUNGS)) - 1].name}': it is what worked with this driver, "
+            "kernel and topology"
+        )
+    return min(max(rung, known), len(RUNGS))
+
+
+def _common_flags(draft: Draft, settings: Settings, where: PlanPaths, engine: str) -> None:
+    name = model_id(settings.model, engine)
+    served = settings.served_model_name or name
+    draft.flag("--model", where.model_path, f"the local folder of {name}: nothing is fetched at start")
+    served_key = "SERVED_MODEL_NAME" if settings.served_model_name else "MODEL"
+    draft.flag("--served-model-name", served, "the id that clients send", origin_of(settings, served_key))
+    draft.flag("--uds", where.uds, "front owns the port; the engine listens on a private socket")
+    draft.flag(
+        "--shutdown-timeout",
+        str(math.ceil(settings.drain_seconds)),
+        "vLLM's default aborts what is in flight, and streams then hang",
+        origin_of(settings, "DRAIN_SECONDS"),
+    )
+    draft.flag(
+        "--disable-access-log-for-endpoints",
+        "/health,/metrics,/v1/models",
+        "bwd asks these every second; requests of clients are still logged",
+    )
+    draft.flag("--fail-on-environ-validation", None, "an unknown VLLM_ variable ends the start, not silently")
+    if settings.max_num_seqs is not None:
+        draft.flag("--max-num-seqs", str(settings.max_num_seqs), "as set", origin_of(settings, "MAX_NUM_SEQS"))
+    for flag, key, value in (
+        ("--kv-cache-dtype", "KV_CACHE_DTYPE", settings.kv_cache_dtype),
+        ("--quantization", "QUANTIZATION", settings.quantization),
+        ("--dtype", "DTYPE", settings.dtype),
+    ):
+        if value != "auto":
+            draft.flag(flag, value, "as set", origin_of(settings, key))
+    parser = settings.reasoning_parser
+    if parser == "auto" and (is_r1_name(name) or is_r1_name(served)):
+        draft.flag("--reasoning-parser", "deepseek_r1", "an R1 model: thinking and answer come apart")
+    elif parser not in ("auto", "none", ""):
+        draft.flag("--reasoning-parser", parser, "as set", origin_of(settings, "REASONING_PARSER"))
+
+
+def _common_env(draft: Draft, where: PlanPaths, engine: str) -> None:
+    cache = where.cache
+    site = f"{where.site}:{where.site}/cpu" if engine == "cpu" else where.site
+    draft.var("PYTHONPATH", site, "stacks on SIGUSR2, and nothing of the daemon's environment")
+    draft.var("VLLM_LOGGING_LEVEL", "INFO", "phases and hangs are read from INFO lines")
+    draft.var("NO_COLOR", "1", "the log is read by a program")
+    draft.var("VLLM_RINGBUFFER_WARNING_INTERVAL", str(RING_INTERVAL_S), "vLLM's 60 s is late as a first sign")
+    draft.var(
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
+        str(EXECUTE_TIMEOUT_S),
+        "vLLM's own end of a stuck step, default 300: the net under bwd's probes",
+    )
+    draft.var("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "0", "a server without an engine must end, not answer 503")
+    draft.var("HF_HUB_OFFLINE", "1", "the weights are here: no request leaves")
+    draft.var("TRANSFORMERS_OFFLINE", "1", "the same for transformers")
+    draft.var("VLLM_NO_USAGE_STATS", "1", "no telemetry")
+    draft.var("DO_NOT_TRACK", "1", "no telemetry of any library")
+    draft.var("VLLM_CACHE_ROOT", f"{cache}/vllm", "compiled graphs survive in the state folder")
+    draft.var("TORCHINDUCTOR_CACHE_DIR", f"{cache}/inductor", "not in /tmp, which a reboot empties")
+    draft.var("TRITON_CACHE_DIR", f"{cache}/triton", "the same for Triton's kernels")
+
+
+def _cuda_length(
+    draft: Draft,
+    settings: Settings,
+    host: HostFacts,
+    model: ModelFacts | None,
+    where: PlanPaths,
+    devices: Devices,
+    own_pids: frozenset[int],
+    rung: int,
+) -> int | None:
+    plan_cuda.write(draft, settings, host, where, devices, rung)
+    _old_driver(draft, settings, host)
+    estimate = None
+    if model is not None:
+        estimate = plan_memory.kv_estimate(
+            model,
+            devices.gpus,
+            devices.ranks,
+            devices.share,
+            custom_all_reduce=plan_cuda.custom_all_reduce(draft, settings, devices),
+            max_num_seqs=settings.max_num_seqs,
+            kv_cache_dtype=settings.kv_cache_dtype,
+        )
+    length = plan_rules.choose_length(draft, settings, model, estimate.length if estimate else None)
+    if model is not None:
+        plan_rules.check_memory(draft, settings, model, devices, own_pids, estimate)
+    if estimate is not None:
+        draft.fact("KV cache", f"about {estimate.tokens} tokens", "estimated before the load; vLLM logs the true size")
+    return length
+
+
+def _old_driver(draft: Draft, settings: Settings, host: HostFacts) -> None:
+    """ENGINE=cuda on a driver that the locked environment cannot use: refused, unless the engine's
+    Python is the user's own, which may be built for an older CUDA."""
+    from bwd.core.engine_choice import DRIVER_MIN
+
+    if host.driver is None or host.driver[0] >= DRIVER_MIN:
+        return
+    text = f"driver {host.driver_text} is too old for CUDA 13.0"
+    if settings.engine_python is None:
+        draft.problem("ENGINE", where_of(settings, "ENGINE"), text, f"install driver R{DRIVER_MIN}, or ENGINE=cpu")
+    else:
+        draft.warn(f"{text}; ENGINE_PYTHON may bring an older CUDA")
+
+
+def _cpus(
+    draft: Draft, settings: Settings, host: HostFacts, gpus: tuple[Gpu, ...], ranks: int
+) -> tuple[int, ...] | None:
+    key = "CPU_AFFINITY"
+    try:
+        chosen = affinity.choose(settings.cpu_affinity, host, gpus, ranks)
+    except affinity.AffinityError as error:
+        draft.problem(key, where_of(settings, key), str(error), f"{key}={error.hint}")
+        return None
+    for warning in chosen.warnings:
+        draft.warn(warning)
+    if chosen.cpus is not None and plan_extra.has_flag(settings.extra_vllm_args, "--numa-bind"):
+        draft.problem(
+            "EXTRA_VLLM_ARGS", where_of(settings, "EXTRA_VLLM_ARGS"),
+            "--numa-bind fails when CPUs are already restricted", f"{key}=none, or leave --numa-bind out",
+        )  # fmt: skip
+    if chosen.cpus is not None or not is_default(settings, key):
+        shown = format_cpus(chosen.cpus) if chosen.cpus is not None else "all"
+        draft.fact("CPUs", shown, chosen.why, origin_of(settings, key))
+    return chosen.cpus
+
+
+def _finish(
+    draft: Draft,
+    settings: Settings,
+    choice: EngineChoice,
+    where: PlanPaths,
+    devices: Devices | None,
+    cpus: tuple[int, ...] | None,
+    ranks: int,
+    length: int | None,
+    rung: int,
+    extra: tuple[str, ...],
+) -> LaunchPlan:
+    argv: list[str] = []
+    if cpus is not None:
+        # before exec, so that every thread and child inherits it
+        argv += ["taskset", "-c", format_cpus(cpus)]
+    argv += [where.python, "-m", ENTRY_POINT]
+    for flag, value in draft.flags.items():
+        argv += [flag] if value is None else [flag, value]
+    argv += extra
+    stale = (f"{where.cache}/vllm/gpu_p2p_access_cache_for_*.json",) if choice.engine == "cuda" else ()
+    return LaunchPlan(
+        engine=choice.engine,
+        python=where.python,
+        argv=tuple(argv),
+        env=dict(draft.env),
+        scrub=SCRUB,
+        cpus=cpus,
+        gpu_class=devices.kind if devices is not None else "none",
+        tensor_parallel_size=ranks,
+        model_path=where.model_path,
+        served_model_name=draft.flags.get("--served-model-name") or "",
+        max_model_len=length,
+        uds=where.uds,
+        items=(*draft.facts, *draft.items.values()),
+        warnings=tuple(draft.warnings),
+        rung=rung,
+        gpus=tuple(gpu.index for gpu in devices.gpus) if devices is not None else (),
+        replicas=settings.replicas,
+        secrets_hidden=tuple(n for n in settings.extra_env if _secret(n)),
+        stale_files=stale,
+    )
+
+
+def _secret(name: str) -> bool:
+    return any(part in name.upper() for part in ("TOKEN", "SECRET", "PASSWORD", "KEY"))

@@ -1,0 +1,161 @@
+"""EXTRA_VLLM_ARGS and EXTRA_ENV merged into a plan. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from bwd.core.plan_draft import Draft, origin_of, where_of
+from bwd.core.settings import Settings
+
+# What bwd stands on: a second value would split the front from its engine, or tell it a secret.
+_RESERVED = {
+    "--model": "MODEL",
+    "--uds": "",
+    "--host": "HOST",
+    "--port": "PORT",
+    "--api-key": "API_KEY",
+    "--served-model-name": "SERVED_MODEL_NAME",
+    "--shutdown-timeout": "DRAIN_SECONDS",
+    "--tensor-parallel-size": "TENSOR_PARALLEL_SIZE",
+    "--data-parallel-size": "REPLICAS",
+    "--max-model-len": "MAX_MODEL_LEN",
+    "--disable-log-stats": "",
+    "--config": "",
+}
+_ALIAS = {
+    "-tp": "--tensor-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-q": "--quantization",
+    "-cc": "--compilation-config",
+    "-ac": "--attention-config",
+}
+_NVLS_ON = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+
+def merge_args(draft: Draft, settings: Settings, *, multicast_off: bool) -> tuple[str, ...]:
+    """The arguments to append. A flag of the plan's own that is given again is dropped from the draft,
+    so that argv holds each flag once. --compilation-config in all its spellings becomes one JSON
+    value: vLLM lets a dotted part replace the whole JSON form (utils/argparse_utils.py), which would
+    silently drop what the plan has in it."""
+    where, origin = where_of(settings, "EXTRA_VLLM_ARGS"), origin_of(settings, "EXTRA_VLLM_ARGS")
+    kept: list[str] = []
+    compilation: dict[str, Any] = {}
+    words = list(settings.extra_vllm_args)
+    while words:
+        word = words.pop(0)
+        flag, value = _split(word)
+        if flag is None:
+            kept.append(word)
+            continue
+        if flag in _RESERVED:
+            key = _RESERVED[flag]
+            draft.problem("EXTRA_VLLM_ARGS", where, f"{flag} is bwd's own", f"use {key}" if key else f"leave {flag} out")
+            _value(words, value)
+            continue
+        if flag.split(".")[0] == "--compilation-config":
+            text = _value(words, value)
+            if not _into(compilation, flag, text):
+                draft.problem("EXTRA_VLLM_ARGS", where, f"{flag} {text} is not JSON", '{"mode": 3}')
+            continue
+        if flag == "--no-enforce-eager":
+            draft.drop("--enforce-eager")
+        elif flag in draft.flags:
+            draft.drop(flag)
+        kept.append(word)
+    if multicast_off:
+        _without_multicast(draft, compilation, where)
+    if compilation:
+        text = json.dumps(compilation, sort_keys=True, separators=(",", ":"))
+        reason = "FlashInfer's fused all-reduce creates multicast objects whatever NCCL_NVLS_ENABLE says"
+        draft.flag(
+            "--compilation-config",
+            text,
+            reason if multicast_off else "as set",
+            origin if settings.extra_vllm_args else "host",
+        )
+    if kept:
+        draft.fact("EXTRA_VLLM_ARGS", " ".join(kept), "passed to vLLM as given", origin)
+    return tuple(kept)
+
+
+def _split(word: str) -> tuple[str | None, str | None]:
+    """(flag in vLLM's own spelling, value after "=") of an argument; (None, None) for a value."""
+    if not word.startswith("-") or word == "-" or word[1:2].isdigit():
+        return None, None
+    name, equals, value = word.partition("=")
+    head, dot, tail = name.partition(".")
+    head = _ALIAS.get(head, head)
+    if head.startswith("--"):
+        head = "--" + head[2:].replace("_", "-")
+    return head + dot + tail, value if equals else None
+
+
+def _value(words: list[str], value: str | None) -> str:
+    if value is not None:
+        return value
+    if words and not words[0].startswith("--"):
+        return words.pop(0)
+    return ""
+
+
+def _into(config: dict[str, Any], flag: str, text: str) -> bool:
+    """Merge one spelling of --compilation-config into `config`; False when it is not JSON."""
+    path = flag.split(".")[1:]
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        if not path:
+            return False
+        value = text
+    if not path and not isinstance(value, dict):
+        return False
+    for name in reversed(path):
+        value = {name: value}
+    _update(config, value)
+    return True
+
+
+def _update(config: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        inner = config.get(name)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            _update(inner, value)
+        else:
+            config[name] = value
+
+
+def _without_multicast(draft: Draft, compilation: dict[str, Any], where: str) -> None:
+    passes = compilation.setdefault("pass_config", {})
+    if not isinstance(passes, dict):
+        draft.problem("EXTRA_VLLM_ARGS", where, "pass_config is not an object", '{"pass_config": {}}')
+        return
+    if passes.get("fuse_allreduce_rms"):
+        draft.problem(
+            "EXTRA_VLLM_ARGS",
+            where,
+            "fuse_allreduce_rms uses NVLink multicast, which is off here (NVLINK_MULTICAST)",
+            "leave it out",
+        )
+    passes["fuse_allreduce_rms"] = False
+
+
+def merge_env(draft: Draft, settings: Settings, *, multicast_off: bool) -> None:
+    """EXTRA_ENV over the plan's own variables, each with its origin."""
+    origin, where = origin_of(settings, "EXTRA_ENV"), where_of(settings, "EXTRA_ENV")
+    for name, value in settings.extra_env.items():
+        if multicast_off and name in _NVLS_ON and value != _NVLS_ON[name]:
+            draft.problem(
+                "EXTRA_ENV", where, f"{name}={value} turns NVLink multicast on, which is off here",
+                f"leave {name} out",
+            )  # fmt: skip
+            continue
+        before = draft.env.get(name)
+        reason = "as set" if before is None or before == value else f"as set, instead of bwd's {before}"
+        draft.var(name, value, reason, origin)
+
+
+def has_flag(args: Sequence[str], name: str) -> bool:
+    """Whether EXTRA_VLLM_ARGS holds this flag, in any spelling."""
+    return any(_split(arg)[0] == name for arg in args)

@@ -1,0 +1,119 @@
+"""How much memory a model and its KV cache take: estimates made before anything is loaded. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bwd.core.host import GIB, Gpu
+from bwd.core.model import ModelFacts
+
+UTILIZATION = 0.90
+# What a start needs on top of the share it asks for: vLLM refuses when free < share x total, and the
+# CUDA contexts of other processes grow in between.
+_FREE_MARGIN = 256 << 20
+# A CUDA context with cuBLAS handles and NCCL buffers.
+_CONTEXT = 600 << 20
+# CUDA graphs of the default capture sizes: 1.13 GiB with the custom all-reduce, 2.27 GiB with plain
+# NCCL (2x H200, 64 layers; facts of 2026-11-30), which holds buffers per captured size.
+_GRAPHS_CUSTOM = int(1.13 * GIB)
+_GRAPHS_NCCL = int(2.27 * GIB)
+_GRAPHS_LAYERS = 64
+# Lengths are rounded down to this: vLLM's KV blocks are at most this many tokens.
+LENGTH_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KvEstimate:
+    """The KV cache an engine would get on each card: `tokens` it holds, as estimated, and `tokens_most`
+    if nothing but weights and a CUDA context took memory. A length beyond the second cannot start."""
+
+    tokens: int
+    tokens_most: int
+
+    @property
+    def length(self) -> int:
+        return self.tokens // LENGTH_STEP * LENGTH_STEP
+
+    @property
+    def length_most(self) -> int:
+        return self.tokens_most // LENGTH_STEP * LENGTH_STEP
+
+
+def free_of(gpu: Gpu, own_pids: frozenset[int]) -> int:
+    """Bytes free on a card once the engine that runs now (`own_pids`) is gone."""
+    own = sum(process.used or 0 for process in gpu.processes if process.pid in own_pids)
+    return min(gpu.memory_total, gpu.memory_free + own)
+
+
+def utilization(gpus: Sequence[Gpu], own_pids: frozenset[int]) -> float:
+    """GPU_MEMORY_UTILIZATION=auto: 0.90, less where a desktop or another process holds memory, in
+    steps of 0.05 so that a few megabytes more or less do not make another plan."""
+    shares = [(free_of(gpu, own_pids) - _FREE_MARGIN) / gpu.memory_total for gpu in gpus]
+    share = min([UTILIZATION, *shares])
+    return max(0.0, int(round(share * 100, 6)) // 5 * 5 / 100)
+
+
+def server_defaults(gpu: Gpu) -> tuple[int, int]:
+    """vLLM's own (max_num_batched_tokens, max_num_seqs) for an API server on this card
+    (engine/arg_utils.py get_batch_defaults, 0.32.0)."""
+    if gpu.memory_total >= 160 * GIB:
+        return 16384, 1024
+    if gpu.memory_total >= 70 * GIB and "a100" not in gpu.name.lower():
+        return 8192, 1024
+    return 2048, 256
+
+
+def overhead(model: ModelFacts, gpu: Gpu, ranks: int, *, custom_all_reduce: bool, max_num_seqs: int | None) -> int:
+    """Bytes on one card beyond weights and KV cache: context, CUDA graphs, and the peak of a profile
+    run (MLP activations of a full batch, logits of every sequence in float32 twice)."""
+    batched, seqs = server_defaults(gpu)
+    seqs = max_num_seqs or seqs
+    graphs = _GRAPHS_CUSTOM if custom_all_reduce or ranks == 1 else _GRAPHS_NCCL
+    graphs = graphs * model.layers // _GRAPHS_LAYERS
+    inner = model.intermediate or 4 * model.hidden
+    activations = batched * (2 * inner // ranks + 4 * model.hidden) * 2
+    logits = min(batched, seqs) * (model.vocab or 0) * 4 * 2
+    return _CONTEXT + graphs + max(activations, logits)
+
+
+def weights_per_card(model: ModelFacts, ranks: int) -> int | None:
+    """Bytes of weights on one card, None when the model's size is not known."""
+    return None if model.weight_bytes is None else model.weight_bytes // ranks
+
+
+def kv_estimate(
+    model: ModelFacts,
+    gpus: Sequence[Gpu],
+    ranks: int,
+    share: float,
+    *,
+    custom_all_reduce: bool,
+    max_num_seqs: int | None,
+    kv_cache_dtype: str,
+) -> KvEstimate | None:
+    """The KV cache on the smallest of the cards at this share of their memory; None when the size of
+    the weights is not known."""
+    weights = weights_per_card(model, ranks)
+    if weights is None or not gpus:
+        return None
+    per_token = model.kv_bytes_per_token_per_card(ranks, kv_cache_dtype)
+    tokens: list[int] = []
+    most: list[int] = []
+    for gpu in gpus:
+        budget = int(gpu.memory_total * share) - weights
+        extra = overhead(model, gpu, ranks, custom_all_reduce=custom_all_reduce, max_num_seqs=max_num_seqs)
+        tokens.append(max(0, budget - extra) // per_token)
+        most.append(max(0, budget - _CONTEXT) // per_token)
+    return KvEstimate(min(tokens), min(most))
+
+
+def step_seconds(model: ModelFacts, gpu: Gpu, ranks: int, all_reduce_s: float) -> float | None:
+    """A lower bound of one decode step at batch 1: the weights of one card read once, and two
+    all-reduces a layer. None when the model's size is not known."""
+    streamed = model.bytes_per_token
+    if streamed is None:
+        return None
+    bandwidth = gpu.memory_bandwidth or 1.0e12
+    reduces = (2 * model.layers + 1) * all_reduce_s if ranks > 1 else 0.0
+    return streamed / ranks / bandwidth + reduces
