@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 
 class Phase(StrEnum):
@@ -50,16 +50,26 @@ ALIVE = STARTS | SERVES | {Phase.DRAINING}
 HAS_ENGINE = ALIVE | {Phase.STOPPING}
 
 
+class Rank(IntEnum):
+    """How near a cause is to the root. Of several causes of one run the first of the highest rank is
+    reported: never "Engine core initialization failed. See root cause above"."""
+
+    FOLLOWS = 0  # says that something else went wrong
+    GENERIC = 1  # may be the root, or follow from one: a dead worker, an exception nobody knows
+    ROOT = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why something ended or was refused: class, id (a signature's, or one of ours), one line for the
-    person, where it stands (".env:12"), and what would work."""
+    person, where it stands (".env:12 MAX_MODEL_LEN"), what would work, and its rank."""
 
     kind: Kind
     id: str
     text: str
     where: str = ""
     hint: str = ""
+    rank: Rank = Rank.ROOT
 
     def line(self) -> str:
         where = f" ({self.where})" if self.where else ""
