@@ -3,14 +3,17 @@ the defaults, with the origin of each value, or every problem at once."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
 from bwd.core.dotenv import DotEnv
+from bwd.core.keys import KEYS, ChangeKind
 from bwd.core.problem import Problem
 from bwd.core.secret import Secret
+from bwd.core.settings_layers import Origin, read_layers
 
 __all__ = ["Change", "Origin", "Secret", "Settings", "diff", "profile_for", "resolve"]
 
@@ -18,19 +21,12 @@ _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a value came from: `where` is "" for a default, ".env:12" for a line of a file,
-    "process environment" for a variable of the shell that started bwd."""
-
-    source: Literal["default", "profile", "file", "environment"]
-    where: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """One field a key, named as the key in lower case. `None` means: worked out by the plan from
     the machine and the model (`auto`), or not set where there is nothing to work out.
-    Seconds are seconds, lengths are tokens, `gpu_memory_utilization` a share of the card (0..1]."""
+    Seconds are seconds, lengths are tokens, `gpu_memory_utilization` is a share of the card, above
+    0 and at most 1. An empty `pytorch_alloc_conf` means: none, also where the plan would set one.
+    `model` is as given, with its ~ or relative path; `profile` is the one in force."""
 
     model: str = "auto"
     model_revision: str | None = None
@@ -77,22 +73,48 @@ class Change:
     """What a new reading asks for: nothing, a change applied while the engine runs, or another
     engine. `keys` are the names of the keys that differ."""
 
-    kind: Literal["none", "live", "restart"]
+    kind: ChangeKind
     keys: tuple[str, ...]
 
 
 def resolve(environ: Mapping[str, str], file: DotEnv, profile: DotEnv | None = None) -> Settings:
     """The settings by precedence: process environment, `.env`, profile, default. Of the process
-    environment only the keys of bwd count. Raises SettingsError with every problem at once."""
-    raise NotImplementedError
+    environment only the keys of bwd count, never NCCL_ or VLLM_ variables. An empty value is not
+    set and leaves the word to the next in line. Raises SettingsError with every problem at once."""
+    layers = read_layers(environ, file, profile)
+    return Settings(
+        **{KEYS[key].field: value for key, value in layers.values.items()},  # type: ignore[arg-type]
+        origins=layers.origins,
+        warnings=layers.warnings,
+    )
 
 
 def diff(old: Settings, new: Settings) -> Change:
-    """What it takes to go from `old` to `new`."""
-    raise NotImplementedError
+    """What it takes to go from `old` to `new`: the strongest of what the differing keys ask for.
+    Origins and warnings do not count: a comment, or the same value from elsewhere, is no change."""
+    differing = [key for key in KEYS.values() if getattr(old, key.field) != getattr(new, key.field)]
+    kinds = {key.change for key in differing}
+    kind: ChangeKind = "restart" if "restart" in kinds else "live" if "live" in kinds else "none"
+    return Change(kind, tuple(key.name for key in differing))
+
+
+# Names as NVML gives them, such as "NVIDIA GeForce RTX 5090" and "NVIDIA RTX PRO 6000 Blackwell
+# Workstation Edition". A laptop 5090 is another chip (GB203, 24 GB) and has no profile.
+_CARDS = (
+    ("rtx5090", re.compile(r"\bRTX 5090\b(?!.*(Laptop|\bD\b))")),
+    ("rtxpro6000", re.compile(r"\bRTX PRO 6000 Blackwell\b")),
+    ("h200", re.compile(r"\bH200\b")),
+)
+_SIZES = {"rtx5090": (1, 2), "rtxpro6000": (2,), "h200": (2,)}
 
 
 def profile_for(host_gpu_names: Sequence[str]) -> str:
     """The profile for these cards: a name in env/profiles, "cpu" without a card, "none" where no
-    profile fits."""
-    raise NotImplementedError
+    profile fits (cards of several kinds, or a number of them that none was made for)."""
+    if not host_gpu_names:
+        return "cpu"
+    for card, pattern in _CARDS:
+        if all(pattern.search(name) for name in host_gpu_names):
+            count = len(host_gpu_names)
+            return f"{card}x{count}" if count in _SIZES[card] else "none"
+    return "none"
