@@ -44,7 +44,7 @@ class Supervisor:
 
     def __init__(self, socket: Path, timeout: float = 10.0) -> None:
         # Imported here: supervisor's transport takes 60 ms that most commands do not need.
-        from supervisor.xmlrpc import SupervisorTransport  # type: ignore[import-untyped]
+        from supervisor.xmlrpc import SupervisorTransport
 
         transport = SupervisorTransport(None, None, f"unix://{os.fspath(socket)}")
         make = transport._get_connection

@@ -1,0 +1,75 @@
+"""`bwd serve --dry-run`: the launch plan with the reason beside each line; nothing is started or fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from bwd.core.exit_codes import ExitCode
+from bwd.paths import Paths
+
+
+def run(paths: Paths, *, as_json: bool) -> int:
+    """Print the plan that `bwd serve` would launch now. Raises SettingsError and PlanError."""
+    from bwd.adapters import environments, hostinfo, run_file, settings_file
+    from bwd.core import model as models
+    from bwd.core.engine_choice import choose, model_id
+    from bwd.core.plan import PlanPaths, make_plan
+    from bwd.core.plan_text import render
+
+    settings = settings_file.load(paths, os.environ)
+    host = hostinfo.read()
+    choice = choose(settings.engine, host)
+    env = environments.engine_env(choice.engine, paths, settings)
+    named = model_id(settings.model, choice.engine)
+    folder = _model_folder(paths, named)
+    facts = None
+    if folder is not None and (folder / "config.json").is_file():
+        size = sum(p.stat().st_size for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
+        config = json.loads((folder / "config.json").read_bytes())
+        facts = models.parse(config, name=named, weight_bytes=size or None)
+    where = PlanPaths(
+        python=str(
+            env.python
+            if env is not None
+            else environments.places(choice.engine, paths)[-1] / "bin" / "python"
+        ),
+        model_path=str(folder if folder is not None else paths.models / named),
+        uds=str(paths.engine_socket),
+        cache=str(paths.cache),
+        site=str(paths.engine_site),
+    )
+    remembered = run_file.read_json(paths.remembered)
+    plan = make_plan(
+        settings, host, facts, where, remembered=remembered if isinstance(remembered, dict) else None
+    )
+    missing = [
+        *(
+            []
+            if env is not None
+            else [f"the {choice.engine} environment is not installed yet; serve installs it"]
+        ),
+        *(
+            []
+            if facts is not None
+            else [f"the weights of {named} are not here yet; what they decide is not final"]
+        ),
+    ]
+    notes = [*(warning.line() for warning in settings.warnings), *missing]
+    if as_json:
+        print(json.dumps({**plan.to_dict(), "why": choice.why, "model": named, "notes": notes}, indent=2))
+        return ExitCode.OK
+    print(f"engine: {choice.engine} ({choice.why})" + (f"; {choice.fixable}" if choice.fixable else ""))
+    print(render(plan))
+    for note in notes:
+        print(f"bwd: note: {note}", file=sys.stderr)
+    return ExitCode.OK
+
+
+def _model_folder(paths: Paths, named: str) -> Path | None:
+    """Where the weights of `named` lie, when they do. None: they have not been fetched."""
+    from bwd.adapters import weights
+
+    return weights.present(paths, named)

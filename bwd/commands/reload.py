@@ -1,0 +1,45 @@
+"""`bwd reload`: read .env again now, not when the watcher sees it; `--check` says what it would do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from bwd import paths as bwd_paths
+from bwd.adapters import bwd_client
+from bwd.core.exit_codes import ExitCode
+
+_SAYS = {
+    "none": "nothing changes",
+    "live": "applied while the engine runs, without a restart",
+    "restart": "the engine restarts (drained, rolled back if the new one does not come up)",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--check", action="store_true", help="say what it would do, and do nothing")
+    parser.add_argument("--json", action="store_true", help="the answer as data")
+
+
+def run(args: argparse.Namespace) -> int:
+    paths = bwd_paths.find(os.environ)
+    answer = bwd_client.post(paths.bwd_socket, "/reload", {"check": args.check}, timeout=60.0)
+    problems = [str(problem) for problem in answer.get("problems") or ()]
+    code = ExitCode.FAILED if problems else ExitCode.OK
+    if args.json:
+        print(json.dumps(answer, indent=2))
+        return code
+    for problem in problems:
+        print(f"bwd: {problem}", file=sys.stderr)
+    if problems:
+        print("bwd: the settings in force stay as they are", file=sys.stderr)
+        return code
+    change = answer.get("change")
+    kind, keys = (
+        (change.get("kind"), change.get("keys")) if isinstance(change, dict) else (change, answer.get("keys"))
+    )
+    named = f"{', '.join(str(key) for key in keys)}: " if keys else ""
+    print(f"bwd: {named}{_SAYS.get(str(kind), str(kind))}")
+    return code
