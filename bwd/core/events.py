@@ -239,6 +239,13 @@ class Prepare(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class CancelPrepare(Effect):
+    """Stop the preparation of `generation`: nobody waits for it any more."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Spawn(Effect):
     run: int
     plan: PlanRef
@@ -269,6 +276,9 @@ class Kill(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Reap(Effect):
+    """Kill whatever of the run is left, wait until its processes, socket, shared memory and VRAM are
+    free, then report Reaped; or Stuck."""
+
     run: int
 
 

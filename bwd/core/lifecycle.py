@@ -1,10 +1,11 @@
 """The engine's lifecycle: a pure state machine. No I/O, no clock, no logging.
 
-Rule 1: everything that decides a transition lives in this file.
+Rule 1: everything that decides a transition lives here; `lifecycle_state` holds the table of what can
+follow what, and a test holds the two together.
 Rule 2: adapters report facts (events) and carry out effects; they decide nothing.
 Rule 3: `now` is an argument, in monotonic seconds.
-Rule 4: every event of a run names the run, so that a fact about the last engine cannot be
-believed of the present one.
+Rule 4: every event of a run names the run, so that a fact about the last engine cannot be believed of
+the present one; every event of a preparation names its generation.
 
 The state is (engine phase, preparation, last good plan): a new environment, build, model or plan is
 prepared while the old engine serves, and nothing touches a good engine before the preparation passed.
@@ -12,10 +13,9 @@ prepared while the old engine serves, and nothing touches a good engine before t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import replace
 
+from bwd.core import end_causes
 from bwd.core.events import (
     ALIVE,
     HAS_ENGINE,
@@ -23,6 +23,7 @@ from bwd.core.events import (
     STARTS,
     Adopted,
     Answering,
+    CancelPrepare,
     Cause,
     Cleared,
     Communicating,
@@ -62,123 +63,18 @@ from bwd.core.events import (
     Timeout,
     Warming,
 )
+from bwd.core.lifecycle_state import TRANSITIONS, Ending, Policy, State, admits, deadline
 
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Limits in seconds. Sources: design.md "Constants"; tests hold the nesting of the stop chain."""
-
-    communicator: float = 120.0
-    start_warm: float = 20 * 60.0
-    start_cold: float = 45 * 60.0
-    drain: float = 30.0
-    grace: float = 15.0  # TERM to KILL; an idle vLLM needs 2 s, one with open streams never ends
-    kill_wait: float = 30.0  # KILL to "stuck in the driver"
-    reap_wait: float = 90.0  # VRAM wait (60 s) and the rest of the reaping
-    backoff: tuple[float, ...] = (5.0, 20.0, 60.0)
-    burst: int = 3  # failures allowed ...
-    window: float = 15 * 60.0  # ... in this time
-    forgive: float = 10 * 60.0  # READY for so long without a break earns a clean slate
-    held_retry: float = 5.0
-    held_limit: float = 120.0  # how long a held port or held memory is waited for
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    phase: Phase = Phase.STOPPED
-    prep: Prep = Prep.NONE
-    wanted: bool = False
-    run: int = 0
-    plan: PlanRef | None = None  # of the present run, or of the last
-    next_plan: PlanRef | None = None  # prepared; takes over when the present run has ended
-    good: PlanRef | None = None  # the last plan that was READY
-    generation: int = 0
-    entered: float = 0.0
-    progressed: float = 0.0
-    started: float = 0.0  # when the run was spawned
-    communicating: float | None = None
-    was_ready: bool = False  # this run
-    failures: tuple[float, ...] = ()
-    held_since: float | None = None
-    restarts: Mapping[str, int] = field(default_factory=dict)  # by cause id, since bwd came up
-    noticed: Cause | None = None  # the first error line of the run
-    cause: Cause | None = None  # why the last run ended, or why there is none
-    prep_cause: Cause | None = None  # why the last preparation was refused
-    rolled_back: Cause | None = None  # why the engine runs an older plan than .env asks for
-    why: str = ""  # evidence of the phase
-
+__all__ = ["TRANSITIONS", "Ending", "Policy", "State", "admits", "deadline", "step"]
 
 P = Phase
-_ENDING: Mapping[type[Event], Phase] = {Failed: P.STOPPING, Exited: P.STOPPING, Timeout: P.STOPPING}
-_STARTING: Mapping[type[Event], Phase] = {
-    **_ENDING,
-    Answering: P.READY,
-    Stop: P.STOPPING,
-    Restart: P.STOPPING,
-}
-_SERVING: Mapping[type[Event], Phase] = {
-    Failed: P.STOPPING,
-    Exited: P.STOPPING,
-    Stop: P.DRAINING,
-    Restart: P.DRAINING,
-}
-_IDLE: Mapping[type[Event], Phase] = {
-    Start: P.STOPPED,
-    Restart: P.STOPPED,
-    SettingsChanged: P.STOPPED,
-    Stop: P.STOPPED,
-}
-
-TRANSITIONS: Mapping[Phase, Mapping[type[Event], Phase]] = {
-    P.STOPPED: {Prepared: P.STARTING, PrepareFailed: P.BACKOFF},
-    P.STARTING: {**_STARTING, Loading: P.LOADING, Warming: P.WARMING},
-    P.LOADING: {**_STARTING, Warming: P.WARMING},
-    P.WARMING: {**_STARTING},
-    P.READY: {**_SERVING, Suspicion: P.SUSPECT},
-    P.SUSPECT: {**_SERVING, Cleared: P.READY},
-    P.DRAINING: {Drained: P.STOPPING, Timeout: P.STOPPING, Failed: P.STOPPING, Exited: P.STOPPING},
-    P.STOPPING: {Reaped: P.BACKOFF, Stuck: P.FATAL},
-    P.BACKOFF: {**_IDLE, Timeout: P.STOPPED},
-    P.FATAL: {**_IDLE},
-}
-"""phase -> event -> phase. BACKOFF stands for "a run, or a preparation, is over": `_settle` says where to."""
+Step = tuple[State, tuple[Effect, ...]]
+PREPARING = frozenset({Prep.CHECKING, Prep.FETCHING, Prep.PROVISIONING})
 
 
-def deadline(state: State, policy: Policy) -> float:
-    """When the shell must send Tick, at the latest (monotonic seconds; inf: never)."""
-    match state.phase:
-        case P.STARTING | P.LOADING | P.WARMING:
-            cold = state.plan is not None and state.plan.cold
-            limit = state.started + (policy.start_cold if cold else policy.start_warm)
-            if state.phase is P.STARTING and state.communicating is not None:
-                limit = min(limit, state.communicating + policy.communicator)
-            return limit
-        case P.DRAINING:
-            return state.entered + policy.drain
-        case P.STOPPING:
-            return state.progressed + (policy.grace if state.why == TERMINATED else policy.kill_wait)
-        case P.BACKOFF:
-            return state.entered + _backoff(state, policy)
-        case _:
-            return inf
-
-
-TERMINATED = "told to end"
-KILLED = "killed"
-REAPING = "clearing what is left"
-
-
-def _backoff(state: State, policy: Policy) -> float:
-    if state.held_since is not None:
-        return policy.held_retry
-    return policy.backoff[min(max(len(state.failures), 1), len(policy.backoff)) - 1]
-
-
-def step(state: State, event: Event, now: float, policy: Policy) -> tuple[State, tuple[Effect, ...]]:
+def step(state: State, event: Event, now: float, policy: Policy) -> Step:
     """Advance by one event. Defined for every (phase, event) pair; the default is to stay."""
-    if isinstance(event, Adopted):
-        return _adopt(state, event, now)
-    if isinstance(event, RunEvent) and event.run != state.run:
+    if isinstance(event, RunEvent) and not isinstance(event, Adopted) and event.run != state.run:
         return state, ()
     if isinstance(event, Preparing | Prepared | PrepareFailed) and event.generation != state.generation:
         return state, ()
@@ -186,277 +82,322 @@ def step(state: State, event: Event, now: float, policy: Policy) -> tuple[State,
         if now < deadline(state, policy):
             return state, ()
         event = Timeout()
-
-    state = _note(state, event, now, policy)
     match event:
-        case Start() | Restart() | SettingsChanged() if _prepares(state, event):
-            state, order = _prepare(state, rung=0)
-            if state.phase in (P.BACKOFF, P.FATAL):
-                state = _enter(state, P.STOPPED, now)
-            return state, (order,)
-        case Prepared() if state.phase is not P.STOPPED:
-            return _replace_plan(state, event.plan, now)
-        case Prepared() if not state.wanted:
-            return state, ()
-        case PrepareFailed() if state.phase is not P.STOPPED:
-            return state, (Record("refused", event.cause),)
-        case Exited() if state.phase is P.STOPPING:
-            return replace(state, why=REAPING, progressed=now), (Reap(state.run),)
-        case Timeout() if state.phase is P.STOPPING:
-            return _press(state, now, policy)
-
-    target = TRANSITIONS[state.phase].get(type(event))
-    if target is None:
-        return state, ()
-    return _go(state, target, event, now, policy)
-
-
-def _prepares(state: State, event: Event) -> bool:
-    """Which wishes begin a preparation: any while there is no engine; with one, only new settings."""
-    if state.phase not in HAS_ENGINE:
-        return state.wanted and not (
-            isinstance(event, Start) and state.prep in (Prep.CHECKING, Prep.FETCHING, Prep.PROVISIONING)
-        )
-    return isinstance(event, SettingsChanged) and state.wanted
-
-
-def _prepare(state: State, rung: int) -> tuple[State, Prepare]:
-    generation = state.generation + 1
-    return replace(state, generation=generation, prep=Prep.CHECKING, prep_cause=None), Prepare(
-        generation, rung
-    )
-
-
-def _note(state: State, event: Event, now: float, policy: Policy) -> State:
-    """What an event says beside the transition that it makes."""
-    match event:
-        case Start():
-            return replace(state, wanted=True)
-        case Restart():
-            return replace(state, wanted=True, failures=(), held_since=None, cause=None)
-        case SettingsChanged():
-            return (
-                replace(state, failures=(), held_since=None) if state.phase in (P.FATAL, P.BACKOFF) else state
-            )
+        case Adopted():
+            return _adopt(state, event, now)
         case Stop():
-            return replace(
-                state, wanted=False, next_plan=None, prep=Prep.NONE, generation=state.generation + 1
-            )
+            return _stop(state, now)
+        case Start() | Restart() | SettingsChanged():
+            return _want(state, event, now)
         case Preparing():
-            return replace(state, prep=event.prep)
+            return replace(state, prep=event.prep), ()
         case Prepared():
-            return replace(state, prep=Prep.NONE, prep_cause=None)
+            return _prepared(replace(state, prep=Prep.NONE, prep_cause=None), event.plan, now)
         case PrepareFailed():
-            return replace(state, prep=Prep.FAILED, prep_cause=event.cause)
-        case Communicating():
-            return replace(state, communicating=now, progressed=now)
-        case Progress():
-            return replace(state, progressed=now) if state.phase in STARTS else state
-        case Noticed() if state.noticed is None and state.phase in ALIVE:
-            return replace(state, noticed=event.cause)
-    return state
-
-
-def _replace_plan(state: State, plan: PlanRef, now: float) -> tuple[State, tuple[Effect, ...]]:
-    """A plan was prepared beside a live run. The same plan changes nothing; another takes over when
-    the present run has ended: at once after a drain, or after a start that is under way."""
-    if state.plan is not None and plan.digest == state.plan.digest:
-        state = replace(state, next_plan=None, rolled_back=None)
-        return state, (Record("unchanged"),)
-    state = replace(state, next_plan=plan)
-    if state.phase in SERVES:
-        return _drain(state, now)
+            return _refused(
+                replace(state, prep=Prep.FAILED, prep_cause=event.cause), event.cause, now, policy
+            )
+        case RunEvent():
+            return _of_run(state, event, now, policy)
+        case Timeout():
+            return _timeout(state, event, now, policy)
     return state, ()
 
 
-def _drain(state: State, now: float) -> tuple[State, tuple[Effect, ...]]:
-    state = replace(_enter(state, P.DRAINING, now), cause=None)
+# ------------------------------------------------------------------ wishes of a person
+def _stop(state: State, now: float) -> Step:
+    dropped: tuple[Effect, ...] = (CancelPrepare(state.generation),) if state.prep in PREPARING else ()
+    state = replace(
+        state, wanted=False, next_plan=None, prep=Prep.NONE, generation=state.generation + 1, replan=True,
+        edited=False, again=False, held_since=None,
+    )  # fmt: skip
+    if state.phase in STARTS:
+        state, orders = _end(replace(state, cause=None), Stop(), now, snapshot=False)
+        return state, (*dropped, *orders)
+    if state.phase in SERVES:
+        state, orders = _drain(state, now, "told to stop")
+        return state, (*dropped, *orders)
+    if state.phase in (P.BACKOFF, P.FATAL):
+        return _enter(replace(state, cause=None), P.STOPPED, now), (*dropped, Record("stopped"))
+    return state, dropped
+
+
+def _want(state: State, event: Start | Restart | SettingsChanged, now: float) -> Step:
+    if isinstance(event, SettingsChanged) and not state.wanted:
+        return replace(state, replan=True), ()
+    edit_without_engine = isinstance(event, SettingsChanged) and state.phase not in HAS_ENGINE
+    if isinstance(event, Restart) or state.phase is P.FATAL or edit_without_engine:
+        state = replace(state, failures=(), held_since=None)  # a person looked at it
+    state = replace(state, wanted=True)
+    if state.phase in HAS_ENGINE:
+        return _want_with_engine(state, event, now)
+    if state.occupied:
+        # The last run could not be removed: see whether it is gone now, before anything else.
+        state = _ending(_enter(replace(state, cause=None, replan=True), P.STOPPING, now), Ending.REAPING, now)
+        return state, (Reap(state.run),)
+    if state.phase is P.BACKOFF and isinstance(event, SettingsChanged) and state.good is not None:
+        return _prepare(replace(state, edited=True), 0)  # the good plan may still get its turn meanwhile
+    state = _enter(state, P.STOPPED, now) if state.phase in (P.BACKOFF, P.FATAL) else state
+    if state.prep in PREPARING and not isinstance(event, SettingsChanged):
+        return state, ()
+    return _prepare(state, 0)
+
+
+def _want_with_engine(state: State, event: Start | Restart | SettingsChanged, now: float) -> Step:
+    match event:
+        case SettingsChanged():
+            return _prepare(replace(state, edited=True), 0)
+        case Restart() if state.phase in STARTS:
+            return _end(replace(state, again=True, cause=None), event, now, snapshot=False)
+        case Restart() if state.phase in SERVES:
+            return _drain(replace(state, again=True), now, "told to restart")
+        case Restart():
+            return replace(state, again=True), ()
+    return state, ()
+
+
+# ------------------------------------------------------------------ preparations
+def _prepare(state: State, rung: int) -> Step:
+    generation = state.generation + 1
+    state = replace(state, generation=generation, prep=Prep.CHECKING, prep_cause=None, replan=False)
+    return state, (Prepare(generation, rung),)
+
+
+def _prepared(state: State, plan: PlanRef, now: float) -> Step:
+    """A plan is in place. Without an engine it starts; beside one, the same plan changes nothing, and
+    another takes over: after a drain, or at once when the present run serves nobody yet."""
+    if not state.wanted:
+        return state, ()
+    if state.phase not in HAS_ENGINE:
+        return (state, ()) if state.occupied else _spawn(state, plan, now)
+    if state.plan is not None and plan.digest == state.plan.digest:
+        state = replace(state, rolled_back=None, edited=False)
+        if state.phase is P.DRAINING and state.next_plan is not None and not state.again:
+            state = _enter(replace(state, next_plan=None), P.READY, now)
+        return replace(state, next_plan=None), (Record("unchanged"),)
+    state = replace(state, next_plan=plan)
+    if state.phase in STARTS:
+        return _end(replace(state, cause=None), Restart(), now, snapshot=False)
+    if state.phase in SERVES:
+        return _drain(state, now, "the settings changed")
+    return state, ()
+
+
+def _refused(state: State, cause: Cause, now: float, policy: Policy) -> Step:
+    """A preparation failed. Whatever runs, or waits for its turn, is not touched by that."""
+    if state.phase is not P.STOPPED:
+        return replace(state, edited=False), (Record("refused", cause),)
+    if not state.wanted:
+        return state, ()
+    return _wait_or_give_up(_caused(state, cause, now), cause, now, policy)
+
+
+def _spawn(state: State, plan: PlanRef, now: float) -> Step:
+    other = state.good is not None and state.good.digest != plan.digest
+    trial = (state.edited or state.trial) and other
+    state = replace(
+        state, run=state.run + 1, occupied=True, plan=plan, next_plan=None, started=now, communicating=None,
+        was_ready=False, again=False, replan=False, noticed=None, cause=None, trial=trial,
+        edited=state.edited and not trial, rolled_back=state.rolled_back if not other else None,
+    )  # fmt: skip
+    return replace(_enter(state, P.STARTING, now), why="started"), (Spawn(state.run, plan),)
+
+
+# ------------------------------------------------------------------ facts about the run
+def _of_run(state: State, event: RunEvent, now: float, policy: Policy) -> Step:
+    phase = state.phase
+    match event:
+        case Noticed() if phase in ALIVE:
+            return _notice(state, event.cause, now, policy), ()
+        case Communicating() if phase in STARTS:
+            return replace(state, communicating=now, progressed=now), ()
+        case Progress() if phase in STARTS:
+            return replace(state, progressed=now), ()
+        case Loading() if phase is P.STARTING:
+            return _enter(state, P.LOADING, now), ()
+        case Warming() if phase in (P.STARTING, P.LOADING):
+            return _enter(state, P.WARMING, now), ()
+        case Answering() if phase in STARTS:
+            return _answering(state, now)
+        case Suspicion() if phase is P.READY:
+            return replace(_enter(_forgive(state, now, policy), P.SUSPECT, now), why=event.why), ()
+        case Suspicion() if phase is P.SUSPECT:
+            return replace(state, why=event.why), ()
+        case Cleared() if phase is P.SUSPECT:
+            return _enter(state, P.READY, now), ()
+        case Failed() if phase in ALIVE:
+            return _end(_fail(state, event.cause, now, policy), event, now)
+        case Exited() if phase in ALIVE:
+            return _end(_fail(state, end_causes.exited(state, event.code), now, policy), event, now)
+        case Exited() if phase is P.STOPPING and state.ending is not Ending.REAPING:
+            return _ending(state, Ending.REAPING, now), (Reap(state.run),)
+        case Drained() if phase is P.DRAINING:
+            return _end(state, event, now)
+        case Reaped():
+            return _reaped(state, now, policy)
+        case Stuck() if phase is P.STOPPING:
+            return _stuck(state, event.cause, now)
+    return state, ()
+
+
+def _notice(state: State, cause: Cause, now: float, policy: Policy) -> State:
+    kept = state.noticed
+    stale = state.was_ready and now - state.noticed_at > policy.notice
+    if kept is None or stale or cause.rank > kept.rank:
+        return replace(state, noticed=cause, noticed_at=now)
+    return state
+
+
+def _answering(state: State, now: float) -> Step:
+    """The run serves. Errors of its start did not matter after all."""
+    plan = state.plan
+    state = replace(
+        _enter(state, P.READY, now), was_ready=True, good=plan, trial=False, held_since=None, noticed=None,
+        why="the canary answered",
+    )  # fmt: skip
+    remembered: tuple[Effect, ...] = (Remember(plan),) if plan is not None and plan.rung else ()
+    return state, (Record("ready", state.rolled_back), *remembered)
+
+
+def _forgive(state: State, now: float, policy: Policy) -> State:
+    """A clean slate is earned by READY without a break."""
+    earned = state.phase is P.READY and now - state.entered >= policy.forgive
+    return replace(state, failures=()) if earned else state
+
+
+def _fail(state: State, cause: Cause, now: float, policy: Policy) -> State:
+    """The run is over by itself. Its cause is the root: an error line of a higher rank, or of the same
+    and earlier, explains it better than how it ended. A run that was to end anyway has none."""
+    state = _forgive(state, now, policy)
+    if state.phase is P.DRAINING:
+        return replace(state, cause=None)
+    kept = state.noticed
+    fresh = kept is not None and not (state.was_ready and now - state.noticed_at > policy.notice)
+    return _caused(state, kept if kept is not None and fresh and kept.rank >= cause.rank else cause, now)
+
+
+# ------------------------------------------------------------------ the end of a run
+def _drain(state: State, now: float, why: str) -> Step:
+    state = replace(_enter(state, P.DRAINING, now), cause=None, why=why)
     return state, (Drain(state.run),)
 
 
-def _press(state: State, now: float, policy: Policy) -> tuple[State, tuple[Effect, ...]]:
-    """STOPPING outlasted its limit: TERM becomes KILL; what survives a KILL is stuck in the driver."""
-    if state.why == TERMINATED:
-        return replace(state, why=KILLED, progressed=now), (Kill(state.run),)
-    limit = policy.reap_wait if state.why == REAPING else policy.kill_wait
-    if now < state.progressed + limit:
-        return state, ()
-    cause = Cause(
-        Kind.DRIVER,
-        "STUCK_IN_DRIVER",
-        f"a process of run {state.run} survived SIGKILL for {policy.kill_wait:.0f} s: it is stuck in the driver",
-        hint="reboot; nothing is started on top of it",
-    )
-    return _go(replace(state, cause=cause), P.FATAL, Stuck(state.run, cause), now, policy)
+def _end(state: State, event: Event, now: float, snapshot: bool = True) -> Step:
+    """A SIGTERM during the start is lost by vLLM (engine-on-cpu section 5j), so a start is killed; so
+    is a hung engine, which cannot hear it. What has ended by itself is only cleared away."""
+    before, cause = state.phase, state.cause
+    saved: tuple[Effect, ...] = (Snapshot(state.run, cause),) if snapshot and cause is not None else ()
+    state = _enter(state, P.STOPPING, now)
+    if isinstance(event, Exited):
+        return _ending(state, Ending.REAPING, now), (*saved, Reap(state.run))
+    if before is P.DRAINING and not isinstance(event, Failed):
+        return _ending(state, Ending.TERMINATED, now), (Terminate(state.run),)
+    return _ending(state, Ending.KILLED, now), (*saved, Kill(state.run))
 
 
-def _go(
-    state: State, target: Phase, event: Event, now: float, policy: Policy
-) -> tuple[State, tuple[Effect, ...]]:
-    if target is P.STOPPING:
-        return _end(state, event, now, policy)
-    if target is P.BACKOFF:
-        return _settle(state, event, now, policy)
-    if target is P.DRAINING:
-        return _drain(replace(state, cause=None), now)
-    effects: tuple[Effect, ...] = ()
-    match target, event:
-        case P.STARTING, Prepared():
-            return _spawn(state, event.plan, now)
-        case P.STOPPED, Stop():
-            state = replace(state, cause=None, held_since=None)
-        case P.STOPPED, _:
-            rung = state.plan.rung if state.plan is not None else 0
-            state, order = _prepare(state, rung)
-            effects = (order,)
-        case P.READY, Answering():
-            return _answering(state, now)
-        case P.FATAL, Stuck():
-            state = replace(state, cause=event.cause)
-            effects = (Record("gave up", event.cause),)
-        case P.SUSPECT, Suspicion():
-            if now - state.entered >= policy.forgive:
-                state = replace(state, failures=())
-            return replace(_enter(state, target, now), why=event.why), ()
-    return _enter(state, target, now), effects
+def _timeout(state: State, event: Timeout, now: float, policy: Policy) -> Step:
+    match state.phase:
+        case P.STARTING | P.LOADING | P.WARMING:
+            return _end(_fail(state, end_causes.stuck_start(state, now, policy), now, policy), event, now)
+        case P.DRAINING:
+            return _end(state, event, now)
+        case P.STOPPING if state.ending is Ending.TERMINATED:
+            return _ending(state, Ending.KILLED, now), (Kill(state.run),)
+        case P.STOPPING:
+            return _stuck(state, end_causes.unkillable(state, policy), now)
+        case P.BACKOFF:
+            return _retry(state, now)
+    return state, ()
 
 
-def _answering(state: State, now: float) -> tuple[State, tuple[Effect, ...]]:
-    plan = state.plan
-    state = _enter(replace(state, was_ready=True, good=plan, cause=None, held_since=None), P.READY, now)
-    remembered: tuple[Effect, ...] = (Remember(plan),) if plan is not None and plan.rung else ()
-    effects = (Record("ready", state.rolled_back), *remembered)
-    if state.next_plan is None:
-        return state, effects
-    state, orders = _drain(state, now)
-    return state, (*effects, *orders)
+def _stuck(state: State, cause: Cause, now: float) -> Step:
+    state = replace(_enter(_caused(state, cause, now), P.FATAL, now), next_plan=None, why=cause.text)
+    return state, (Record("gave up", cause),)
 
 
-def _spawn(state: State, plan: PlanRef, now: float) -> tuple[State, tuple[Effect, ...]]:
-    state = _enter(
-        replace(
-            state, run=state.run + 1, plan=plan, next_plan=None, started=now, communicating=None,
-            was_ready=False, noticed=None,
-        ),
-        P.STARTING,
-        now,
-    )  # fmt: skip
-    return state, (Spawn(state.run, plan),)
+def _reaped(state: State, now: float, policy: Policy) -> Step:
+    state = replace(state, occupied=False)
+    return _settle(state, now, policy) if state.phase is P.STOPPING else (state, ())
 
 
-def _end(state: State, event: Event, now: float, policy: Policy) -> tuple[State, tuple[Effect, ...]]:
-    """The run ends: by failure (snapshot first), by timeout, by wish, or it has ended by itself.
-
-    A SIGTERM during start-up is lost by vLLM (engine-on-cpu section 5j), so a start is killed; so is a
-    hung engine, which cannot hear it. An exit nobody asked for is a failure whatever its code: vLLM
-    exits 0 when its engine dies (vllm#48966).
-    """
-    before = state.phase
-    cause = _cause_of(state, event)
-    earned = before is P.READY and now - state.entered >= policy.forgive
-    state = replace(_enter(state, P.STOPPING, now), cause=cause, failures=() if earned else state.failures)
-    snapshot: tuple[Effect, ...] = (Snapshot(state.run, cause),) if cause is not None else ()
-    match event:
-        case Exited():
-            return replace(state, why=REAPING), (*snapshot, Reap(state.run))
-        case Failed() | Stop() | Restart():
-            return replace(state, why=KILLED), (*snapshot, Kill(state.run))
-        case Timeout() if before in STARTS:
-            return replace(state, why=KILLED), (*snapshot, Kill(state.run))
-        case _:
-            return replace(state, why=TERMINATED), (Terminate(state.run),)
-
-
-def _cause_of(state: State, event: Event) -> Cause | None:
-    if state.phase is P.DRAINING:
-        return None
-    match event:
-        case Failed():
-            return state.noticed if event.cause.id == "ENGINE_DEAD" and state.noticed else event.cause
-        case Exited():
-            return state.noticed or Cause(
-                Kind.TRANSIENT,
-                "EXITED",
-                f"the engine exited with code {event.code} although nobody asked it to",
-            )
-        case Timeout() if state.communicating is not None and state.phase is P.STARTING:
-            return Cause(
-                Kind.STUCK_START, "STUCK_COMMUNICATOR", "the GPUs did not get to talk to each other in time",
-                hint="P2P or IOMMU trouble: run `bwd doctor`",
-            )  # fmt: skip
-        case Timeout():
-            return Cause(Kind.STUCK_START, "STUCK_START", f"the start stood still while {state.phase}")
-    return None
-
-
-def _settle(state: State, event: Event, now: float, policy: Policy) -> tuple[State, tuple[Effect, ...]]:
-    """A run or a preparation is over. Where to next? The one branch that the table cannot hold."""
+def _settle(state: State, now: float, policy: Policy) -> Step:
+    """A run is over and nothing of it is left. Where to next?"""
+    cause = state.cause
+    if cause is not None:
+        counts = {**state.restarts, cause.id: state.restarts.get(cause.id, 0) + 1}
+        state = replace(state, restarts=counts)
     if not state.wanted:
         return _enter(replace(state, cause=None), P.STOPPED, now), (Record("stopped"),)
-    if isinstance(event, PrepareFailed):
-        return _wait_or_give_up(replace(state, cause=event.cause), event.cause, now, policy)
-    cause = state.cause
     if state.next_plan is not None:
-        state = replace(state, rolled_back=None, failures=())
-        return _spawn(state, state.next_plan, now) if state.next_plan else (state, ())
-    if cause is None:
-        assert state.plan is not None
+        return _spawn(replace(state, failures=(), held_since=None), state.next_plan, now)
+    if cause is None or state.again:
+        if state.replan or state.plan is None:
+            return _prepare(replace(_enter(state, P.STOPPED, now), cause=None), 0)
         return _spawn(state, state.plan, now)
-    counts = {**state.restarts, cause.id: state.restarts.get(cause.id, 0) + 1}
-    state = replace(state, restarts=counts)
-    if (
-        not state.was_ready
-        and state.good is not None
-        and state.plan is not None
-        and state.good.digest != state.plan.digest
-    ):
-        state, orders = _spawn(replace(state, rolled_back=cause), state.good, now)
-        return state, (Record("rolled back", cause), *orders)
-    if cause.kind is Kind.STUCK_START and state.plan is not None and state.plan.rung + 1 < state.plan.rungs:
-        state, order = _prepare(_enter(state, P.STOPPED, now), state.plan.rung + 1)
-        return state, (Record("next plan down the ladder", cause), order)
+    if state.trial and state.good is not None and cause.kind is not Kind.HELD:
+        state, orders = _spawn(state, state.good, now)
+        return replace(state, rolled_back=cause), (Record("rolled back", cause), *orders)
     return _wait_or_give_up(state, cause, now, policy)
 
 
-def _wait_or_give_up(
-    state: State, cause: Cause, now: float, policy: Policy
-) -> tuple[State, tuple[Effect, ...]]:
-    if cause.kind is Kind.HELD:
-        since = state.held_since if state.held_since is not None else now
-        again = now - since < policy.held_limit
-        state = replace(state, held_since=since if again else None)
-    elif cause.kind is Kind.TRANSIENT:
-        recent = (*(t for t in state.failures if now - t < policy.window), now)
-        again = len(recent) <= policy.burst
-        state = replace(state, failures=recent, held_since=None)
-    else:
+def _wait_or_give_up(state: State, cause: Cause, now: float, policy: Policy) -> Step:
+    again = False
+    match cause.kind:
+        case Kind.HELD:
+            since = state.held_since if state.held_since is not None else now
+            again = now - since < policy.held_limit
+            state = replace(state, held_since=since if again else None)
+        case Kind.TRANSIENT | Kind.STUCK_START:
+            recent = (*(t for t in state.failures if now - t < policy.window), now)
+            again = len(recent) <= policy.burst
+            state = replace(state, failures=recent, held_since=None)
+    plan = state.plan
+    if again and cause.kind is Kind.STUCK_START:
+        if plan is not None and plan.rung + 1 < plan.rungs:
+            if state.prep in PREPARING:
+                return _enter(state, P.STOPPED, now), ()  # an edit is being prepared: that is next
+            state, orders = _prepare(_enter(state, P.STOPPED, now), plan.rung + 1)
+            return state, (Record("next plan down the ladder", cause), *orders)
         again = False
-    if again:
-        return _enter(state, P.BACKOFF, now), (Record("trying again", cause),)
-    return _enter(state, P.FATAL, now), (Record("gave up", cause),)
+    phase, what = (P.BACKOFF, "trying again") if again else (P.FATAL, "gave up")
+    return replace(_enter(state, phase, now), why=cause.text), (Record(what, cause),)
 
 
-def _adopt(state: State, event: Adopted, now: float) -> tuple[State, tuple[Effect, ...]]:
-    """Take over a run by identity; it is probed like any other, and open until a probe says otherwise."""
-    if state.phase in HAS_ENGINE or event.phase not in ALIVE:
+def _retry(state: State, now: float) -> Step:
+    """BACKOFF is over. The plan is made anew, because the machine may have changed; but while an edit is
+    still being prepared, was refused, or failed its trial, it is the good plan's turn."""
+    if state.good is not None and (
+        state.prep in PREPARING or state.prep is Prep.FAILED or state.rolled_back is not None
+    ):
+        return _spawn(state, state.good, now)
+    state = _enter(state, P.STOPPED, now)
+    if state.prep in PREPARING:
         return state, ()
-    ready = event.phase in SERVES
-    phase = P.SUSPECT if ready else event.phase
+    return _prepare(state, state.plan.rung if state.plan is not None else 0)
+
+
+# ------------------------------------------------------------------ the rest
+def _adopt(state: State, event: Adopted, now: float) -> Step:
+    """Take over a run by identity; it is probed like any other, and open until a probe says otherwise."""
+    if state.phase in HAS_ENGINE or state.occupied or event.phase not in ALIVE:
+        return state, ()
+    ready = event.phase not in STARTS
     state = replace(
-        _enter(state, phase, now), run=event.run, plan=event.plan, wanted=True, started=now, was_ready=ready,
-        good=event.plan if ready else state.good, noticed=None, why="adopted, not probed yet" if ready else "adopted",
+        _enter(state, P.SUSPECT if ready else event.phase, now), run=event.run, occupied=True,
+        plan=event.plan, wanted=True, started=now, communicating=None, was_ready=ready, again=False, trial=False, noticed=None,
+        cause=None, good=event.plan if ready else state.good, why="adopted, not probed yet",
     )  # fmt: skip
     return state, (Record("adopted"),)
 
 
 def _enter(state: State, phase: Phase, now: float) -> State:
-    return replace(state, phase=phase, entered=now, progressed=now, why="")
+    return replace(state, phase=phase, entered=now, progressed=now, ending=Ending.NONE, why="")
 
 
-def admits(state: State) -> tuple[bool, bool]:
-    """(open, hold): whether the front passes requests on, and if not, whether it holds them for a
-    short restart. A start after a failure or from nothing is not short, so it is refused at once."""
-    if state.phase in SERVES:
-        return True, False
-    restarting = state.wanted and state.good is not None
-    return False, restarting and state.phase in (P.DRAINING, P.STOPPING, *STARTS)
+def _ending(state: State, ending: Ending, now: float) -> State:
+    why = f"{ending}: {state.cause.text}" if state.cause is not None else str(ending)
+    return replace(state, ending=ending, pressed=now, why=why)
+
+
+def _caused(state: State, cause: Cause, now: float) -> State:
+    return replace(state, cause=cause, last_cause=cause, last_cause_at=now)

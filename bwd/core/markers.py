@@ -65,7 +65,9 @@ _PATTERNS: tuple[tuple[Mark, str, str], ...] = (
     (Mark.PROGRESS, r"Supported tasks: ", "API being built"),
     (Mark.PROGRESS, r"Starting vLLM server on ", "API being built"),
 )
-_RECORD = re.compile("|".join(f"(?P<m{i}>{re.sub('<what>', f'<w{i}>', p)})" for i, (_, p, _) in enumerate(_PATTERNS)))
+_RECORD = re.compile(
+    "|".join(f"(?P<m{i}>{p.replace('<what>', f'<w{i}>')})" for i, (_, p, _) in enumerate(_PATTERNS))
+)
 _SHARDS = re.compile(
     r"(?:Loading safetensors|Loading \w+|Multi-thread loading) ?(?:checkpoint )?shards:\s+\d+% Completed"
     r" \| (?P<done>\d+)/(?P<total>\d+)"
@@ -77,7 +79,8 @@ _THROUGHPUT = re.compile(
     r"Avg generation throughput: (?P<generation>[\d.]+) tokens/s"
 )
 LITERALS = (
-    "non-default args", "Resolved architecture", "max model len", "Initializing a V1", "is using nccl", "world_size=",
+    "non-default args", "Resolved architecture", "max model len", "Initializing a V1", "is using nccl",
+    "world_size=",
     "Starting to load", "Loading weights took", "Model loading took", "Warming up", "Dynamo bytecode",
     "Compiling a graph", "Directly load", "saved AOT", "torch.compile took", "profiling/warmup",
     "Available KV cache", "Explicitly set (", "KV cache size", "JIT kernel", "FlashInfer", "Graph capturing",

@@ -17,130 +17,27 @@ The shell samples every `interval(state, spec)` seconds, and starts a canary whe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from math import inf
 
 from bwd.core.counters import Counters
 from bwd.core.events import SERVES, Cause, Cleared, Failed, Kind, Phase, Rank, RunEvent, Suspicion
+from bwd.core.probe_values import (
+    Canary,
+    Healthy,
+    Hung,
+    Off,
+    Outcome,
+    ProbeSpec,
+    Process,
+    Sample,
+    Suspected,
+    Verdict,
+)
 
-
-class Outcome(StrEnum):
-    """How a canary (one request for one token, past the front, straight to the engine) ended."""
-
-    ANSWERED = "answered"
-    TIMED_OUT = "timed out"  # taken, and no answer in time
-    FAILED = "failed"  # answered with 5xx, or the connection broke
-    NOT_ASKED = "not asked"  # could not connect, or refused with 4xx: says nothing of the engine
-
-
-@dataclass(frozen=True, slots=True)
-class Canary:
-    """A canary that has ended; `started` and `ended` in monotonic seconds."""
-
-    outcome: Outcome
-    started: float
-    ended: float
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process of the run that should run and does not. `name` as vLLM calls it ("Worker_TP1")."""
-
-    pid: int
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid})" if self.name else f"pid {self.pid}"
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What was seen at one moment. Whatever could not be looked at is None or empty and named in
-    `could_not` ("/metrics: answered HTML").
-
-    counters         of the engine's /metrics; None: not readable this time
-    in_flight        requests that front has passed on and that have not ended; None: not known
-    served           responses that front has finished; None: not known
-    throughput       tokens a second of the engine's ten-second log line, if one came since the last
-                     sample; it and `served` count only where the counters cannot be read
-    canary           a canary that ended since the last sample
-    canary_since     when the canary now in flight was started; None: none is
-    stopped          processes of the run in state T or t
-    gone             processes of the run's core (API server, EngineCore, workers) that ended, zombies too
-    compiling        evidence of compile activity since the last sample ("ptxas", "3 new cache files")
-    computing        evidence that the devices really compute (power near its limit on a GPU, CPU time
-                     of a worker on a CPU), "" when not or not known
-    suspicions       texts of SUSPECT lines since the last sample
-    health           HTTP status of /health; None: no answer
-    asleep           seconds that the machine was suspended since the last sample (boot time less
-                     monotonic time)
-    """
-
-    counters: Counters | None = None
-    in_flight: int | None = None
-    served: float | None = None
-    throughput: float | None = None
-    canary: Canary | None = None
-    canary_since: float | None = None
-    stopped: tuple[Process, ...] = ()
-    gone: tuple[Process, ...] = ()
-    compiling: str = ""
-    computing: str = ""
-    suspicions: tuple[str, ...] = ()
-    health: int | None = None
-    asleep: float = 0.0
-    could_not: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSpec:
-    """Limits in seconds (design.md "Constants"). `step_tokens` is the most tokens that the engine takes
-    in one step (max_num_batched_tokens, or max_model_len when that is smaller), `prefill_rate` tokens a
-    second that this kind of engine reaches at the very least."""
-
-    interval: float = 2.0
-    suspect_interval: float = 1.0
-    window: float = 10.0
-    longest_window: float = 300.0  # vLLM ends a step itself then: VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-    stopped_window: float = 14.0  # a stopped or dead process needs no longer, whatever W is: issue 3, 20 s
-    step_factor: float = 3.0
-    canary_period: float = 30.0
-    canary_timeout: float = 10.0
-    step_tokens: int = 2048
-    prefill_rate: float = 2000.0
-    gap: float = 8.0
-    compile_limit: float = 30 * 60.0  # FlashInfer's first JIT took 15 min (cases 2): then it is no excuse
-    compute_limit: float = 300.0
-    blind_window: float = 60.0  # without counters: so long, and so many canaries
-    blind_canaries: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Healthy:
-    """Works, or is idle and answered lately. `why` is the evidence."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Suspected:
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Off:
-    """Nothing can be seen that would show a hang: not healthy, not sick."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hung:
-    cause: Cause
-
-
-Verdict = Healthy | Suspected | Off | Hung
+__all__ = [
+    "Canary", "Healthy", "Hung", "Off", "Outcome", "ProbeSpec", "ProbeState", "Process", "Sample", "Suspected",
+    "Verdict", "begin", "canary_due", "event", "interval", "observe", "stalled", "window",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +114,8 @@ def _anew(state: ProbeState, now: float) -> ProbeState:
     """Time passed that nobody watched: nothing of it counts."""
     return replace(
         state, last=now, moved=now, work_since=None if state.work_since is None else now, stopped_since=(),
-        failing_since=None, failures=0, canary_at=min(state.canary_at, now), answered=min(state.answered, now),
-        compile_since=None, disturbed=True,
+        failing_since=None, failures=0, canary_at=min(state.canary_at, now),
+        answered=min(state.answered, now), compile_since=None, disturbed=True,
     )  # fmt: skip
 
 
@@ -314,19 +211,16 @@ def _take_work(state: ProbeState, sample: Sample, now: float) -> ProbeState:
 
 def _judge(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec) -> Verdict:
     if sample.health == 503:
-        return Hung(
-            Cause(Kind.TRANSIENT, "ENGINE_DEAD", "the engine says that it is dead (/health 503)", rank=Rank.FOLLOWS)
-        )
+        text = "the engine says that it is dead (/health 503)"
+        return Hung(Cause(Kind.TRANSIENT, "ENGINE_DEAD", text, rank=Rank.FOLLOWS))
     still = stalled(state, now)
     limit = window(state, spec)
     # A process pauses and goes on: it must have stood for the window itself, not only the counters.
     halted = [
-        process
-        for process, since in state.stopped_since
-        if now - since >= min(limit, spec.stopped_window)
+        process for process, since in state.stopped_since if now - since >= min(limit, spec.stopped_window)
     ]
     if halted and still >= min(limit, spec.stopped_window) and (state.counted or state.failures):
-        return Hung(_hung(state, sample, now, f"{_names(halted, sample)}"))
+        return Hung(_hung(state, sample, now, _names(halted, sample)))
     if state.failures and _long_enough(state, sample, now, spec):
         return Hung(_hung(state, sample, now, f"the canary failed {_times(state.failures)}"))
     if state.stopped_since:
@@ -374,9 +268,8 @@ def event(verdict: Verdict, run: int, phase: Phase) -> RunEvent | None:
 # ------------------------------------------------------------------ evidence, in words
 def _hung(state: ProbeState, sample: Sample, now: float, sign: str) -> Cause:
     still = stalled(state, now)
-    return Cause(
-        Kind.TRANSIENT, "HUNG", f"hung: nothing moved for {still:.0f} s with {_work(sample)}, and {sign}"
-    )  # fmt: skip
+    text = f"hung: nothing moved for {still:.0f} s with {_work(sample)}, and {sign}"
+    return Cause(Kind.TRANSIENT, "HUNG", text)
 
 
 def _names(processes: list[Process], sample: Sample) -> str:

@@ -1,172 +1,209 @@
-"""The status that bwd publishes: one value, as JSON and as text.
+"""The status that bwd publishes: one frozen value, and its JSON.
 
-JSON schema 1 (`bwd status --json`, GET /status); fields are only ever added within a schema:
-
-    schema           1
-    phase            a phase of the engine, "down" when bwd does not run
-    evidence         why bwd believes so, one line
-    since_s          seconds in this phase
-    run              number of the engine's run since bwd came up
-    uptime_s         seconds since this run answered first; null before
-    pid              of the engine; null without one
-    adopted          whether the run was started by an earlier bwd
-    endpoint         "http://HOST:PORT/v1"; null when not known yet
-    model            served name; null when not known yet
-    plan             {"digest", "rung", "rungs"}; null without one
-    gate             {"open", "in_flight", "held"}; null when front was not reached
-    speed            {"prompt_tokens_per_second", "generation_tokens_per_second", "running", "waiting",
-                     "kv_usage", "prefix_hit_rate"}; each null when not seen
-    preparation      {"prep", "text", "done", "total", "unit", "per_second", "eta_s"}; null when none
-    restarts         {cause id: count} since bwd came up
-    failures         failures inside the budget's window, and the budget: {"count", "budget", "window_s"}
-    cause            last cause {"kind", "id", "text", "where", "hint", "at", "ago_s"}; null when none
-    refused          why the last preparation was refused, the same shape; null when it was not
-    rolled_back      why an older plan runs than the settings ask for, the same shape; null
-    retry_in_s       seconds until the next try; null unless waiting
-    warnings         lines
-    could_not        what could not be seen, lines
+`to_dict` is the schema of `bwd status --json` and GET /status, version 1. Fields are only ever added
+within a version; units stand in the names (`_s` seconds, `_bytes`); null means not known or none. The
+text form is `status_view.lines`, the exit code `exit_codes.of_status`; both read the JSON, so that a
+client shows what an older or newer bwd said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import IntEnum
+from math import inf
 from typing import Any
 
-from bwd.core.events import ALIVE, SERVES, STARTS, Cause, Phase, PlanRef, Prep
+from bwd.core import exit_codes, status_view
+from bwd.core.events import HAS_ENGINE, Cause, Phase, Prep
+from bwd.core.lifecycle import Policy, State, deadline
 
 SCHEMA = 1
-DOWN = "down"
-
-
-class ExitCode(IntEnum):
-    """What `bwd status` ends with (docs/exit-codes.md)."""
-
-    RUNNING = 0
-    FAILED = 1
-    DOWN = 3
-    STARTING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
-    """`done` of `total` in `unit` ("bytes", "files", "steps"; total None: not known), `per_second` in
-    units, `eta_s` in seconds, both None when not known."""
+class FileProgress:
+    name: str
+    done: int
+    total: int | None = None
 
-    prep: Prep
-    text: str = ""
-    done: float | None = None
-    total: float | None = None
-    unit: str = ""
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a preparation is. `what` is "environment", "build", "weights" or "demo"; `unit` "bytes",
+    "packages", "targets" or "steps"; `total`, `per_second` (units a second) and `eta_s` None: not known."""
+
+    what: str
+    done: int = 0
+    total: int | None = None
+    unit: str = "bytes"
     per_second: float | None = None
     eta_s: float | None = None
+    note: str = ""
+    files: tuple[FileProgress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    prompt_tokens_per_second: float | None = None
-    generation_tokens_per_second: float | None = None
+class Needs:
+    """What a first serve needs, known before it begins."""
+
+    download_bytes: int = 0
+    disk_bytes: int = 0
+    disk_free_bytes: int = 0
+    seconds: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The present run, or the last. `ready_s` is the time since it answered first, `start_s` from spawn
+    to then, `phases_s` the seconds in each phase of the start; `unit` of all is seconds."""
+
+    id: str
+    number: int
+    pid: int | None = None
+    uptime_s: float = 0.0
+    ready_s: float | None = None
+    start_s: float | None = None
+    log: str = ""
+    plan: str = ""
+    rung: int = 0
+    rung_name: str = ""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    adopted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    kind: str = ""
+    version: str | None = None
+    python: str = ""
+    why: str = ""
+    attention_backend: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    id: str = ""
+    path: str = ""
+    revision: str | None = None
+    source: str | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Tokens a second over the last samples, requests now, `kv_cache_usage` and `prefix_hit_rate` 0..1."""
+
+    prompt_tokens_s: float | None = None
+    generation_tokens_s: float | None = None
     running: int | None = None
     waiting: int | None = None
-    kv_usage: float | None = None  # 0..1
-    prefix_hit_rate: float | None = None  # 0..1
+    kv_cache_usage: float | None = None
+    prefix_hit_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    open: bool
+class Front:
+    """The public listener. `why`: what keeps it from listening, or what it tells those it refuses."""
+
+    listening: str = ""
     in_flight: int = 0
     held: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Dated:
-    """A cause, when it was (local wall clock as text) and how long ago, in seconds."""
-
-    cause: Cause
-    at: str = ""
-    ago_s: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        c = self.cause
-        return {
-            "kind": str(c.kind), "id": c.id, "text": c.text, "where": c.where, "hint": c.hint,
-            "at": self.at, "ago_s": self.ago_s,
-        }  # fmt: skip
+class Daemon:
+    pid: int = 0
+    uptime_s: float = 0.0
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """See the module for each field."""
+    """`state` says phase, evidence, causes, budget; the rest is what the shell saw. `now` is the time of
+    all of it, in the seconds of `state`."""
 
-    phase: Phase
-    evidence: str = ""
-    since_s: float = 0.0
-    run: int = 0
-    uptime_s: float | None = None
-    pid: int | None = None
-    adopted: bool = False
-    endpoint: str | None = None
-    model: str | None = None
-    plan: PlanRef | None = None
-    gate: Gate | None = None
-    speed: Speed = field(default_factory=Speed)
-    preparation: Preparation | None = None
-    restarts: Mapping[str, int] = field(default_factory=dict)
-    failures: int = 0
-    budget: int = 3
-    window_s: float = 900.0
-    cause: Dated | None = None
-    refused: Dated | None = None
-    rolled_back: Dated | None = None
-    retry_in_s: float | None = None
-    warnings: tuple[str, ...] = ()
+    state: State
+    now: float
+    policy: Policy = field(default_factory=Policy)
+    evidence: str = ""  # of the probes or the log; without it the lifecycle's own reason
+    progress: Progress | None = None
+    needs: Needs | None = None
+    run: Run | None = None
+    engine: Engine = field(default_factory=Engine)
+    model: Model = field(default_factory=Model)
+    endpoint: str = ""
+    api_key: bool = False
+    throughput: Throughput = field(default_factory=Throughput)
+    front: Front | None = None
     could_not: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    env_file: str = ""
+    settings_problems: tuple[str, ...] = ()
+    daemon: Daemon = field(default_factory=Daemon)
 
     def to_dict(self) -> dict[str, Any]:
-        plan = self.plan
-        prep = self.preparation
+        state, policy = self.state, self.policy
+        retry = deadline(state, policy) - self.now if state.phase is Phase.BACKOFF else inf
         return {
             "schema": SCHEMA,
-            "phase": str(self.phase),
-            "evidence": self.evidence,
-            "since_s": round(self.since_s, 1),
-            "run": self.run,
-            "uptime_s": None if self.uptime_s is None else round(self.uptime_s, 1),
-            "pid": self.pid,
-            "adopted": self.adopted,
+            "phase": str(state.phase),
+            "why": self.evidence or state.why,
+            "since_s": round(max(0.0, self.now - state.entered), 1),
+            "wanted": state.wanted,
+            "prep": {
+                "phase": str(state.prep),
+                "cause": cause_dict(state.prep_cause),
+                "progress": _files_as_list(self.progress) if state.prep not in _NO_PROGRESS else None,
+            },
+            "needs": None if self.needs is None else {**asdict(self.needs), "notes": list(self.needs.notes)},
+            "run": None if self.run is None else {**asdict(self.run), "phases_s": dict(self.run.phases_s)},
+            "engine": asdict(self.engine),
+            "model": asdict(self.model),
             "endpoint": self.endpoint,
-            "model": self.model,
-            "plan": None if plan is None else {"digest": plan.digest, "rung": plan.rung, "rungs": plan.rungs},
-            "gate": None if self.gate is None else asdict(self.gate),
-            "speed": asdict(self.speed),
-            "preparation": None if prep is None else {**asdict(prep), "prep": str(prep.prep)},
-            "restarts": dict(self.restarts),
-            "failures": {"count": self.failures, "budget": self.budget, "window_s": self.window_s},
-            "cause": None if self.cause is None else self.cause.to_dict(),
-            "refused": None if self.refused is None else self.refused.to_dict(),
-            "rolled_back": None if self.rolled_back is None else self.rolled_back.to_dict(),
-            "retry_in_s": self.retry_in_s,
-            "warnings": list(self.warnings),
+            "api_key": self.api_key,
+            "cause": cause_dict(state.cause or state.last_cause),
+            "cause_ago_s": None if state.last_cause_at is None else round(self.now - state.last_cause_at, 1),
+            "rolled_back": cause_dict(state.rolled_back),
+            "retry_in_s": None if retry == inf else round(max(0.0, retry), 1),
+            "restarts": dict(state.restarts),
+            "restarts_total": sum(state.restarts.values()),
+            "budget": {
+                "failures": len([t for t in state.failures if self.now - t < policy.window]),
+                "allowed": policy.burst,
+                "window_s": policy.window,
+            },
+            "throughput": asdict(self.throughput),
+            "front": None if self.front is None else asdict(self.front),
             "could_not": list(self.could_not),
+            "warnings": list(self.warnings),
+            "settings": {"env_file": self.env_file, "problems": list(self.settings_problems)},
+            "bwd": asdict(self.daemon),
+            "engine_alive": state.phase in HAS_ENGINE,
         }
 
     def render(self) -> str:
-        return render(self.to_dict())
+        """The text of `bwd status`."""
+        return "\n".join(status_view.lines(self.to_dict()))
+
+    @property
+    def exit_code(self) -> exit_codes.ExitCode:
+        return exit_codes.of_status(self.to_dict())
 
 
-def exit_code(phase: str) -> ExitCode:
-    """running 0, failed 1, down 3, starting 4. Takes the `phase` of the JSON, "down" included."""
-    if phase == DOWN or phase == Phase.STOPPED:
-        return ExitCode.DOWN
-    if phase == Phase.FATAL:
-        return ExitCode.FAILED
-    if phase in SERVES:
-        return ExitCode.RUNNING
-    return ExitCode.STARTING
+_NO_PROGRESS = frozenset({Prep.NONE, Prep.FAILED})
 
 
-def render(status: Mapping[str, Any]) -> str:
-    """The text of `bwd status` from its JSON, so that a client shows what an older or newer bwd said."""
-    raise NotImplementedError
+def cause_dict(cause: Cause | None) -> dict[str, Any] | None:
+    """A cause as JSON: the fields, and the whole as one line."""
+    if cause is None:
+        return None
+    return {
+        "kind": str(cause.kind), "id": cause.id, "text": cause.text, "where": cause.where,
+        "hint": cause.hint, "line": cause.line(),
+    }  # fmt: skip
+
+
+def _files_as_list(progress: Progress | None) -> dict[str, Any] | None:
+    return None if progress is None else {**asdict(progress), "files": [asdict(f) for f in progress.files]}
