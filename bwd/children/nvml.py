@@ -15,6 +15,9 @@ from typing import Any
 
 # nvmlGpuP2PStatus_t and the words nvidia-smi prints for it
 _P2P_WORDS = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
+# nvmlGpuP2PCapsIndex_t. The binding spells the first one with a comma too many, a tuple that ctypes
+# refuses (NVML_P2P_CAPS_INDEX_READ in nvidia-ml-py).
+_READ, _WRITE, _NVLINK = 0, 1, 2
 # NVML's words for a name that is bytes in some versions of its Python binding
 _TEXT = "utf-8"
 
@@ -38,12 +41,17 @@ def main() -> int:
     except pynvml.NVMLError as error:
         code = getattr(error, "value", None)
         absent = code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        _say("failed", why="no NVML library (libnvidia-ml.so.1)" if absent else _why(code, error), absent=absent)
+        why = "no NVML library (libnvidia-ml.so.1)" if absent else _why(code, error)
+        _say("failed", why=why, absent=absent)
         return 1
     asked = _Asked(pynvml)
-    asked.driver()
-    handles = asked.cards()
-    asked.pairs(handles)
+    try:
+        asked.driver()
+        asked.pairs(asked.cards())
+    except Exception as error:
+        # what was said until here counts; the parent names the step
+        _say("broke", why=f"{type(error).__name__}: {error}")
+        return 1
     _say("end")
     return 0
 
@@ -150,9 +158,11 @@ class _Asked:
         for at, (a, one) in enumerate(cards):
             for b, other in cards[at + 1 :]:
                 _say("step", name=f"P2P between GPU {a} and {b}")
-                kinds = (nvml.NVML_P2P_CAPS_INDEX_READ, nvml.NVML_P2P_CAPS_INDEX_WRITE)
-                words = [self._try(f"P2P {a}-{b}", nvml.nvmlDeviceGetP2PStatus, one, other, k) for k in kinds]
-                link = self._try("", nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+                words = [
+                    self._try(f"P2P {a}-{b}", nvml.nvmlDeviceGetP2PStatus, one, other, k)
+                    for k in (_READ, _WRITE)
+                ]
+                link = self._try("", nvml.nvmlDeviceGetP2PStatus, one, other, _NVLINK)
                 worst = max((w for w in words if w is not None), default=6)
                 _say("pair", a=a, b=b, p2p=_P2P_WORDS.get(worst, "U"), nvlink=link == 0)
 
@@ -162,10 +172,14 @@ class _Asked:
             return ask(*args)
         except nvml.NVMLError as error:
             code = getattr(error, "value", None)
-            known = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_NOT_FOUND)
             if code == nvml.NVML_ERROR_GPU_IS_LOST:
                 raise
-            if what and code not in known:
+            absent = (
+                nvml.NVML_ERROR_NOT_SUPPORTED,
+                nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+                nvml.NVML_ERROR_NOT_FOUND,
+            )
+            if what and code not in absent:
                 _say("unseen", what=f"NVML: {what}: {error}")
             return None
 

@@ -13,7 +13,11 @@ from bwd.core.topology_text import render
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the facts as one JSON object")
     parser.add_argument(
-        "--timeout", type=float, default=nvml.TIMEOUT_S, metavar="SECONDS", help="wait this long for the driver"
+        "--timeout",
+        type=float,
+        default=nvml.TIMEOUT_S,
+        metavar="SECONDS",
+        help="wait at most this long for the driver",
     )
 
 

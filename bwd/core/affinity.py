@@ -38,7 +38,9 @@ def parse(text: str) -> frozenset[int]:
         match = _PART.fullmatch(part)
         if match is None:
             shown = f"'{part}'" if part else "an empty part"
-            raise AffinityError(f"{shown} in '{text}' is not a CPU or a range", "a list like 1-5,25-29 or 0-10:2")
+            raise AffinityError(
+                f"{shown} in '{text}' is not a CPU or a range", "a list like 1-5,25-29 or 0-10:2"
+            )
         first, last, stride = (int(n) if n is not None else None for n in match.groups())
         assert first is not None
         last = first if last is None else last

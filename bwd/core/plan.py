@@ -73,7 +73,10 @@ def make_plan(
         devices = plan_devices.choose(draft, settings, host, model, p2p_verdict, own_pids, rung)
         if devices is None:
             raise PlanError(tuple(draft.problems))
-        ranks, length = devices.ranks, _cuda_length(draft, settings, host, model, where, devices, own_pids, rung)
+        ranks, length = (
+            devices.ranks,
+            _cuda_length(draft, settings, host, model, where, devices, own_pids, rung),
+        )
     else:
         ranks = settings.tensor_parallel_size or 1
         most = plan_cpu.length_most(host, model, ranks)
@@ -153,7 +156,9 @@ def _common_flags(draft: Draft, settings: Settings, where: PlanPaths, engine: st
     )
     draft.flag("--fail-on-environ-validation", None, "an unknown VLLM_ variable ends the start, not silently")
     if settings.max_num_seqs is not None:
-        draft.flag("--max-num-seqs", str(settings.max_num_seqs), "as set", origin_of(settings, "MAX_NUM_SEQS"))
+        draft.flag(
+            "--max-num-seqs", str(settings.max_num_seqs), "as set", origin_of(settings, "MAX_NUM_SEQS")
+        )
     for flag, key, value in (
         ("--kv-cache-dtype", "KV_CACHE_DTYPE", settings.kv_cache_dtype),
         ("--quantization", "QUANTIZATION", settings.quantization),
@@ -217,7 +222,11 @@ def _cuda_length(
     if model is not None:
         plan_rules.check_memory(draft, settings, model, devices, own_pids, estimate)
     if estimate is not None:
-        draft.fact("KV cache", f"about {estimate.tokens} tokens", "estimated before the load; vLLM logs the true size")
+        draft.fact(
+            "KV cache",
+            f"about {estimate.tokens} tokens",
+            "estimated before the load; vLLM logs the true size",
+        )
     return length
 
 
@@ -230,7 +239,9 @@ def _old_driver(draft: Draft, settings: Settings, host: HostFacts) -> None:
         return
     text = f"driver {host.driver_text} is too old for CUDA 13.0"
     if settings.engine_python is None:
-        draft.problem("ENGINE", where_of(settings, "ENGINE"), text, f"install driver R{DRIVER_MIN}, or ENGINE=cpu")
+        draft.problem(
+            "ENGINE", where_of(settings, "ENGINE"), text, f"install driver R{DRIVER_MIN}, or ENGINE=cpu"
+        )
     else:
         draft.warn(f"{text}; ENGINE_PYTHON may bring an older CUDA")
 

@@ -49,7 +49,9 @@ def write(
     ranks = settings.tensor_parallel_size or 1
     allowed = frozenset(cpus) if cpus is not None else host.cpus_allowed
     if ranks > 1:
-        draft.flag("--tensor-parallel-size", str(ranks), "as set", origin_of(settings, "TENSOR_PARALLEL_SIZE"))
+        draft.flag(
+            "--tensor-parallel-size", str(ranks), "as set", origin_of(settings, "TENSOR_PARALLEL_SIZE")
+        )
     if settings.replicas > 1:
         draft.flag("--data-parallel-size", str(settings.replicas), "as set", origin_of(settings, "REPLICAS"))
     if not plan_extra.has_flag(settings.extra_vllm_args, "--no-enforce-eager"):
@@ -59,7 +61,10 @@ def write(
             "on a CPU: ready in 16 s instead of 62 s and more, for 10 to 30 % of the speed of one stream",
         )
     draft.flag(
-        "--kv-cache-memory-bytes", str(kv_bytes(host, model)), "1 GiB, at most a quarter of free memory", "host"
+        "--kv-cache-memory-bytes",
+        str(kv_bytes(host, model)),
+        "1 GiB, at most a quarter of free memory",
+        "host",
     )
     if settings.max_num_seqs is None:
         draft.flag("--max-num-seqs", str(_MAX_NUM_SEQS), "more streams at once only slow each other on a CPU")
@@ -83,7 +88,9 @@ def _threads(draft: Draft, settings: Settings, host: HostFacts, allowed: frozens
             "0",
             "one rank: the worker lives in EngineCore, which saves 5 s of imports and 500 MB",
         )
-        draft.var("OMP_NUM_THREADS", str(cores), "one thread a core: without a worker process nobody binds them")
+        draft.var(
+            "OMP_NUM_THREADS", str(cores), "one thread a core: without a worker process nobody binds them"
+        )
         return
     if len(allowed) < ranks:
         key = "TENSOR_PARALLEL_SIZE" if settings.replicas == 1 else "REPLICAS"
@@ -122,7 +129,7 @@ def _memory(
             draft.problem(
                 "MODEL",
                 where_of(settings, "MODEL"),
-                f"{model.weight_bytes / GIB:.1f} GiB of weights do not fit {host.memory_total / GIB:.1f} GiB of memory",
+                f"{model.weight_bytes / GIB:.1f} GiB of weights do not fit {host.memory_total / GIB:.1f} GiB",
                 "MODEL=demo, or a machine with a GPU",
             )
     most = length_most(host, model, ranks)

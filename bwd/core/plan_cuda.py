@@ -85,7 +85,9 @@ def _multicast(draft: Draft, settings: Settings) -> None:
     origin = origin_of(settings, "NVLINK_MULTICAST") if settings.nvlink_multicast == "off" else "host"
     reason = "NVLink multicast off" if origin != "host" else "NCCL_NVLS_ENABLE=0 stands in the environment"
     draft.var("NCCL_NVLS_ENABLE", "0", reason, origin)
-    draft.var("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1", "torch's symmetric memory ignores NCCL's variable", origin)
+    draft.var(
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST", "1", "torch's symmetric memory ignores NCCL's variable", origin
+    )
     draft.var("NVSHMEM_DISABLE_NVLS", "1", "NVSHMEM ignores NCCL's variable", origin)
     # both make their buffers with multicast where the card can (device_communicators/symm_mem.py)
     draft.var("VLLM_ALLREDUCE_USE_SYMM_MEM", "0", "it needs multicast", origin)
@@ -101,7 +103,10 @@ def _between_cards(
     if kind == "A":
         if settings.nccl.get("NCCL_P2P_DISABLE") == "0" and rung == 0:
             draft.problem(
-                "NCCL_P2P_DISABLE", where_nccl, "0 contradicts P2P, which is off here", "P2P=on, or leave it out"
+                "NCCL_P2P_DISABLE",
+                where_nccl,
+                "0 contradicts P2P, which is off here",
+                "P2P=on, or leave it out",
             )
         reason = f"{devices.kind_why}; said aloud, so that a patched driver changes nothing"
         draft.var("NCCL_P2P_DISABLE", "1", reason, origin)
@@ -118,26 +123,38 @@ def _between_cards(
                 f"REPLICAS={devices.ranks} with TENSOR_PARALLEL_SIZE=1 is faster if the model fits one card"
             )
     if kind == "B":
-        draft.var("VLLM_SKIP_P2P_CHECK", "0", "vLLM checks P2P itself too; its stored answer is deleted first")
+        draft.var(
+            "VLLM_SKIP_P2P_CHECK", "0", "vLLM checks P2P itself too; its stored answer is deleted first"
+        )
         level = topology.needed_nccl_level(host, cards)
         if level is not None and "NCCL_P2P_LEVEL" not in settings.nccl:
-            draft.var("NCCL_P2P_LEVEL", level, f"the path between the cards is {level}; NCCL stops at PXB", "host")
+            draft.var(
+                "NCCL_P2P_LEVEL", level, f"the path between the cards is {level}; NCCL stops at PXB", "host"
+            )
     if kind in ("A", "B") or any(gpu.capability[0] == _SM120 for gpu in cards):
-        draft.var("VLLM_ALLREDUCE_USE_SYMM_MEM", "0", "no kernels for these cards: only a warning less", "host")
+        draft.var(
+            "VLLM_ALLREDUCE_USE_SYMM_MEM", "0", "no kernels for these cards: only a warning less", "host"
+        )
         draft.var("VLLM_ALLREDUCE_USE_FLASHINFER", "0", "no kernels for these cards or no NVLink", "host")
 
 
 def custom_all_reduce(draft: Draft, settings: Settings, devices: Devices) -> bool:
     """Whether vLLM's custom all-reduce will run: several ranks, and nobody disabled it."""
     off = "--disable-custom-all-reduce"
-    return devices.ranks > 1 and off not in draft.flags and not plan_extra.has_flag(settings.extra_vllm_args, off)
+    return (
+        devices.ranks > 1
+        and off not in draft.flags
+        and not plan_extra.has_flag(settings.extra_vllm_args, off)
+    )
 
 
 def _allocator(draft: Draft, settings: Settings, devices: Devices) -> None:
     """expandable_segments maps memory that cudaIpcGetMemHandle refuses: with the custom all-reduce
     and CUDA graphs the engine dies in custom_all_reduce.cuh (vllm#42609, #49101, #56180)."""
     custom = custom_all_reduce(draft, settings, devices)
-    eager = "--enforce-eager" in draft.flags or plan_extra.has_flag(settings.extra_vllm_args, "--enforce-eager")
+    eager = "--enforce-eager" in draft.flags or plan_extra.has_flag(
+        settings.extra_vllm_args, "--enforce-eager"
+    )
     key, value = "PYTORCH_ALLOC_CONF", settings.pytorch_alloc_conf
     if value is None or is_default(settings, key):
         if not custom:

@@ -80,7 +80,9 @@ def choose(
     kind, kind_why = classify(draft, settings, host, gpus[:ranks], verdict, rung)
     draft.fact("class", kind, kind_why)
     share = settings.gpu_memory_utilization or plan_memory.utilization(gpus, own_pids)
-    return Devices(gpus, ranks, settings.replicas, kind, kind_why, share, len(gpus) < len(host.gpus))
+    # a lost card may still be counted by the driver, and hang whatever opens it
+    restrict = len(gpus) < len(host.gpus) or bool(host.lost)
+    return Devices(gpus, ranks, settings.replicas, kind, kind_why, share, restrict)
 
 
 def _usable(draft: Draft, settings: Settings, host: HostFacts) -> tuple[Gpu, ...]:
@@ -106,7 +108,8 @@ def _usable(draft: Draft, settings: Settings, host: HostFacts) -> tuple[Gpu, ...
                 "",
                 f"GPU {gpu.index}",
                 "is in MIG mode; bwd serves whole cards",
-                f"`nvidia-smi -i {gpu.index} -mig 0`" + (f", or CUDA_VISIBLE_DEVICES={others}" if others else ""),
+                f"`nvidia-smi -i {gpu.index} -mig 0`"
+                + (f", or CUDA_VISIBLE_DEVICES={others}" if others else ""),
             )
         if gpu.capability < CAPABILITY_MIN:
             others = ",".join(str(g.index) for g in gpus if g.capability >= CAPABILITY_MIN)

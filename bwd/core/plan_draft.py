@@ -61,4 +61,3 @@ class Draft:
 
     def problem(self, key: str, where: str, message: str, hint: str = "") -> None:
         self.problems.append(Problem(key, where, message, hint))
-

@@ -51,7 +51,9 @@ def merge_args(draft: Draft, settings: Settings, *, multicast_off: bool) -> tupl
             continue
         if flag in _RESERVED:
             key = _RESERVED[flag]
-            draft.problem("EXTRA_VLLM_ARGS", where, f"{flag} is bwd's own", f"use {key}" if key else f"leave {flag} out")
+            draft.problem(
+                "EXTRA_VLLM_ARGS", where, f"{flag} is bwd's own", f"use {key}" if key else f"leave {flag} out"
+            )
             _value(words, value)
             continue
         if flag.split(".")[0] == "--compilation-config":

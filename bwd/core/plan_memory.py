@@ -64,7 +64,9 @@ def server_defaults(gpu: Gpu) -> tuple[int, int]:
     return 2048, 256
 
 
-def overhead(model: ModelFacts, gpu: Gpu, ranks: int, *, custom_all_reduce: bool, max_num_seqs: int | None) -> int:
+def overhead(
+    model: ModelFacts, gpu: Gpu, ranks: int, *, custom_all_reduce: bool, max_num_seqs: int | None
+) -> int:
     """Bytes on one card beyond weights and KV cache: context, CUDA graphs, and the peak of a profile
     run (MLP activations of a full batch, logits of every sequence in float32 twice)."""
     batched, seqs = server_defaults(gpu)

@@ -110,8 +110,7 @@ class LaunchPlan:
             "scrub": list(self.scrub),
             "stale_files": list(self.stale_files),
             "items": [
-                {"name": i.name, "value": i.value, "reason": i.reason, "origin": i.origin}
-                for i in self.items
+                {"name": i.name, "value": i.value, "reason": i.reason, "origin": i.origin} for i in self.items
             ],
             "warnings": list(self.warnings),
             "digest": self.digest,
