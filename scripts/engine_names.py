@@ -70,6 +70,7 @@ def engine_module(names: dict[str, Any]) -> str:
     version = names["version"]
     parts = [
         f'"""Names that vLLM {version} knows. Written by scripts/engine_names.py; do not edit."""\n',
+        "# ruff: noqa: SIM905 - words, wrapped, read better than one name a line\n",
         "from __future__ import annotations\n\nfrom typing import Final\n",
         f'VLLM_VERSION: Final = "{version}"\n',
         _words("FLAGS_WITH_VALUE", "Flags followed by one value.", names["value"]),
@@ -103,9 +104,12 @@ def nccl_module(repo: str, tag: str) -> str:
     names |= set(re.findall(r'"(NCCL_[A-Z0-9_]+[A-Z0-9])"', source))
     return (
         f'"""Variables that NCCL {number} reads. Written by scripts/engine_names.py; do not edit."""\n\n'
+        "# ruff: noqa: SIM905 - words, wrapped, read better than one name a line\n\n"
         f"from __future__ import annotations\n\nfrom typing import Final\n\n"
         f'NCCL_VERSION: Final = "{number}"\n\n'
-        + _words("NCCL_ENVIRONMENT", "From NCCL_PARAM and the quoted names in NVIDIA/nccl src/.", sorted(names))
+        + _words(
+            "NCCL_ENVIRONMENT", "From NCCL_PARAM and the quoted names in NVIDIA/nccl src/.", sorted(names)
+        )
     )
 
 

@@ -40,7 +40,9 @@ def _unreadable(path: Path, name: str, error: OSError) -> DotEnv:
         if not path.is_symlink():
             return DotEnv(name)
         target = os.readlink(path)
-        return _problem(name, f"a link to {target}, which is not there", "create that file or remove the link")
+        return _problem(
+            name, f"a link to {target}, which is not there", "create that file or remove the link"
+        )
     if error.errno == errno.ELOOP:
         return _problem(name, "a link that leads back to itself", "link it to a file")
     if isinstance(error, PermissionError):

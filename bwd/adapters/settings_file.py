@@ -34,7 +34,9 @@ def load(paths: Paths, environ: Mapping[str, str], root: Path = Path("/")) -> Se
         seen = f"{len(names)} x {names[0]}" if names else "no NVIDIA card"
         if names is None:
             seen = "cards whose names the kernel does not list"
-        origins["PROFILE"] = Origin(settings.origins["PROFILE"].source, f"{where + ', ' if where else ''}auto: {seen}")
+        origins["PROFILE"] = Origin(
+            settings.origins["PROFILE"].source, f"{where + ', ' if where else ''}auto: {seen}"
+        )
     return replace(
         settings,
         profile=picked,
@@ -94,7 +96,9 @@ def _read_profile(paths: Paths, name: str, where: str) -> DotEnv | None:
     close = nearest(name, known)
     hint = f"use {close}" if close else f"use auto, none, {', '.join(known)}"
     # A name out of `profile_for` without its file would be an incomplete installation.
-    return DotEnv("", problems=(Problem("PROFILE", where or "env/profiles", f"there is no profile {name!r}", hint),))
+    return DotEnv(
+        "", problems=(Problem("PROFILE", where or "env/profiles", f"there is no profile {name!r}", hint),)
+    )
 
 
 def _absolute(text: str | None, root: Path) -> str | None:

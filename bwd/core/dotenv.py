@@ -116,7 +116,10 @@ def _whole_file_problem(data: bytes) -> tuple[str, str] | None:
         )
     # A byte order mark, or a first character with a NUL beside it: Notepad's "Unicode".
     if data.startswith((b"\xff\xfe", b"\xfe\xff")) or (
-        len(data) >= 4 and (data[1] == data[3] == 0 < min(data[0], data[2]) or data[0] == data[2] == 0 < min(data[1], data[3]))
+        len(data) >= 4
+        and (
+            data[1] == data[3] == 0 < min(data[0], data[2]) or data[0] == data[2] == 0 < min(data[1], data[3])
+        )
     ):
         return "this is UTF-16 text, not UTF-8", "save the file as UTF-8"
     return None
@@ -127,7 +130,9 @@ def _text(raw: bytes) -> str:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         index = len(raw[: error.start].decode("utf-8"))
-        raise _Refused(index, f"byte 0x{raw[error.start]:02x} is not UTF-8", "save the file as UTF-8") from None
+        raise _Refused(
+            index, f"byte 0x{raw[error.start]:02x} is not UTF-8", "save the file as UTF-8"
+        ) from None
     if "\0" in text:
         raise _Refused(text.index("\0"), "a NUL byte", "save the file as plain UTF-8 text")
     return text
@@ -220,7 +225,9 @@ def _not_an_assignment(text: str) -> _Refused:
         if command is not None:
             message = f"a shell command ({command[1]}); nothing here is executed"
             return _Refused(indent, message, "write KEY=value")
-        return _Refused(len(text.rstrip(" \t")), "no = on this line", "write KEY=value, or # before a comment")
+        return _Refused(
+            len(text.rstrip(" \t")), "no = on this line", "write KEY=value, or # before a comment"
+        )
     if not head.strip(" \t"):
         return _Refused(indent, "no key before the =", "write KEY=value")
     if head.strip(" \t")[0] in "'\"" + _SMART:

@@ -1,5 +1,7 @@
 """Names that vLLM 0.32.0 knows. Written by scripts/engine_names.py; do not edit."""
 
+# ruff: noqa: SIM905 - words, wrapped, read better than one name a line
+
 from __future__ import annotations
 
 from typing import Final

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from bwd.core import engine_names
 from bwd.core import settings_values as v
+from bwd.core.settings_alloc import alloc_conf
 
 Reaches = Literal["argv", "env", "policy", "daemon", "weights", "build"]
 ChangeKind = Literal["none", "live", "restart"]
@@ -52,12 +53,13 @@ _TABLE: Final = (
         "`demo-awq` (a small real model that needs no download from the Hub). "
         "`auto`: casperhansen/deepseek-r1-distill-qwen-32b-awq on a GPU, `demo` without one."),
     Key("MODEL_REVISION", _MODEL, v.revision, "", "main", "weights", "restart",
-        "The commit, branch or tag to download. Not set: the newest commit, resolved once and then kept."),
+        "The commit, branch or tag to download. Not set: the newest one at the first download."),
     Key("SERVED_MODEL_NAME", _MODEL, v.name, "", "deepseek-r1", "argv", "restart",
         "The name that clients ask for. Not set: MODEL as given."),
     Key("HF_TOKEN", _MODEL, v.hf_token, "", "hf_aBcDeFgHiJkLmNoPqRsTuVwXyZ", "weights", "live",
         "Token for private or gated repositories. Used by the download only.", secret=True),
-    Key("HF_ENDPOINT", _MODEL, v.endpoint, "https://huggingface.co", "https://hf-mirror.com", "weights", "live",
+    Key("HF_ENDPOINT", _MODEL, v.endpoint, "https://huggingface.co", "https://hf-mirror.com", "weights",
+        "live",
         "The Hub, or a mirror of it."),
     Key("HF_HOME", _MODEL, v.folder, "", "~/.cache/huggingface", "weights", "live",
         "Folder of the Hugging Face cache. Not set: the folder that huggingface_hub takes by itself."),
@@ -71,13 +73,15 @@ _TABLE: Final = (
     Key("BUILD_SOURCE", _ENGINE, v.one_of("sdist", "git"), "sdist", "sdist", "build", "restart",
         "Where the source comes from: the release archive, pinned by hash, or the git tag."),
     Key("BUILD_ARCH", _ENGINE, v.architectures, "", "12.0", "build", "restart",
-        "Compute capabilities to build for, `;` between several. Not set: those of the cards that are there."),
+        "Compute capabilities to build for, `;` between several. Not set: those of the cards that are "
+        "there."),
     Key("MAX_JOBS", _ENGINE, v.whole(1, 1024, auto=True), "auto", "8", "build", "live",
         "Compile jobs at once. `auto`: what CPUs and memory allow."),
     Key("HOST", _API, v.host, "127.0.0.1", "0.0.0.0", "daemon", "live",
         "Address to listen on. Anything but this machine itself needs API_KEY."),
     Key("PORT", _API, v.whole(1, 65535), "8000", "8000", "daemon", "live",
-        "Port to listen on. It answers from the first second, with 503 and the phase until the model is ready."),
+        "Port to listen on. It answers from the first second, with 503 and the phase until the model is "
+        "ready."),
     Key("API_KEY", _API, v.api_key, "", "sk-3f9a0c2b7d", "daemon", "live",
         "Clients must send it as `Authorization: Bearer ...`. Checked by front; the engine never sees it.",
         secret=True),
@@ -88,13 +92,16 @@ _TABLE: Final = (
         "the cards have no peer-to-peer access and the model fits one card."),
     Key("MAX_MODEL_LEN", _SHAPE, v.tokens, "", "32768", "argv", "restart",
         "Longest prompt and answer together, in tokens; 32K means 32768 and 32k means 32000, as in vLLM. Not "
-        "set: 32768, or less where the model or the memory holds less. `auto`: all that model and memory hold."),
+        "set: 32768, or less where the model or the memory holds less. `auto`: all that model and memory "
+        "hold."),
     Key("MAX_NUM_SEQS", _SHAPE, v.whole(1, 65536, auto=True), "auto", "64", "argv", "restart",
         "Requests computed at once. `auto`: vLLM's own choice, lower on a CPU."),
     Key("GPU_MEMORY_UTILIZATION", _SHAPE, v.share, "auto", "0.9", "argv", "restart",
-        "Share of each card's memory for the engine, above 0 and at most 1. `auto`: from what is free, so that "
+        "Share of each card's memory for the engine, above 0 and at most 1. `auto`: from what is free, so "
+        "that "
         "a card that also drives a display starts."),
-    Key("KV_CACHE_DTYPE", _SHAPE, v.known_name("a KV cache type", engine_names.KV_CACHE_DTYPES), "auto", "fp8",
+    Key("KV_CACHE_DTYPE", _SHAPE, v.known_name("a KV cache type", engine_names.KV_CACHE_DTYPES), "auto",
+        "fp8",
         "argv", "restart", "Type of the KV cache; `fp8` halves it. `auto`: the model's type."),
     Key("DTYPE", _SHAPE, v.known_name("a dtype", engine_names.DTYPES), "auto", "float16", "argv", "restart",
         "Type that the engine computes in. `auto`: the model's."),
@@ -103,7 +110,8 @@ _TABLE: Final = (
         "How the weights are packed. `auto`: as the model's config.json says, with the fastest kernel."),
     Key("ATTENTION_BACKEND", _MACHINE,
         v.known_name("an attention backend", engine_names.ATTENTION_BACKENDS, "auto"), "auto", "FLASHINFER",
-        "argv", "restart", "Attention kernels. `auto`: FLASHINFER on GPUs; the CPU engine has one of its own."),
+        "argv", "restart", "Attention kernels. `auto`: FLASHINFER on GPUs; the CPU engine has one of its "
+        "own."),
     Key("REASONING_PARSER", _MODEL,
         v.known_name("a reasoning parser", engine_names.REASONING_PARSERS, "auto", "none"), "auto",
         "deepseek_r1", "argv", "restart",
@@ -114,10 +122,12 @@ _TABLE: Final = (
         "Direct copies between cards. `auto`: off on GeForce cards, on where the driver reports it and it is "
         "proven. `on` never forces what the driver refuses."),
     Key("NVLINK_MULTICAST", _MACHINE, v.one_of("auto", "off"), "auto", "off", "env", "restart",
-        "`off` keeps NCCL, torch and FlashInfer from using NVLink multicast (needed where cards of one NVLink "
+        "`off` keeps NCCL, torch and FlashInfer from using NVLink multicast (needed where cards of one "
+        "NVLink "
         "fabric belong to several tenants)."),
-    Key("PYTORCH_ALLOC_CONF", _MACHINE, v.alloc_conf, "", "expandable_segments:True", "env", "restart",
-        "Options of torch's allocator, `name:value` with commas; True and False with a capital letter. Not set: "
+    Key("PYTORCH_ALLOC_CONF", _MACHINE, alloc_conf, "", "expandable_segments:True", "env", "restart",
+        "Options of torch's allocator, `name:value` with commas; True and False with a capital letter. "
+        "Not set: "
         "expandable_segments:True where that is safe. `none`: no options at all."),
     Key("NCCL_*", _MACHINE, _text, "", "NCCL_DEBUG=INFO", "env", "restart",
         "Any variable of NCCL, a line each, such as NCCL_DEBUG=INFO. Only from `.env` or a profile; NCCL_ "
@@ -128,13 +138,15 @@ _TABLE: Final = (
         "How long new requests are held during a restart before they get 503, in seconds."),
     Key("CANARY_SECONDS", _POLICY, v.seconds(5, 3600), "30", "30", "policy", "live",
         "Time between two one-token test requests to an idle engine, in seconds."),
-    Key("EXTRA_VLLM_ARGS", _REST, _text, "", "--enable-prefix-caching --max-num-batched-tokens 8192", "argv", "restart",
+    Key("EXTRA_VLLM_ARGS", _REST, _text, "", "--enable-prefix-caching --max-num-batched-tokens 8192",
+        "argv", "restart",
         "More flags for vLLM, quoted as in a shell. Flags that a key above sets, and flags that vLLM "
         f"{engine_names.VLLM_VERSION} does not know, are refused."),
     Key("EXTRA_ENV", _REST, _text, "", "VLLM_LOG_STATS_INTERVAL=5 CUDA_VISIBLE_DEVICES=0,1", "env", "restart",
         "More variables for the engine, NAME=value with spaces between, quoted as in a shell."),
     Key("PROFILE", _REST, v.profile, "auto", "rtx5090x2", "daemon", "none",
-        "Defaults for a kind of machine: a file in env/profiles. `auto`: picked by the cards; `none`: no profile."),
+        "Defaults for a kind of machine: a file in env/profiles. `auto`: picked by the cards; `none`: no "
+        "profile."),
 )  # fmt: skip
 
 KEYS: Final[Mapping[str, Key]] = MappingProxyType({key.name: key for key in _TABLE})

@@ -114,7 +114,9 @@ def extra_args(text: str) -> tuple[str, ...]:
         word = words[index]
         index += 1
         if not _is_flag(word):
-            raise BadValue(f"{shown(word)} is not a flag", "flags start with -; quote a value that has spaces")
+            raise BadValue(
+                f"{shown(word)} is not a flag", "flags start with -; quote a value that has spaces"
+            )
         head, equals, value = word.partition("=")
         flag = _flag(head)
         rest = [value] if equals else []
@@ -149,7 +151,9 @@ def extra_env(text: str) -> Mapping[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             # Not the word itself: half of a value that lacks its quotes may be half of a secret.
-            what = f"{name} has no =" if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) else "a word is not NAME=value"
+            what = (
+                f"{name} has no =" if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) else "a word is not NAME=value"
+            )
             raise BadValue(what, "write NAME=value, and quotes around a value that has spaces")
         if name in found:
             raise BadValue(f"{name} is given twice", "keep one of the two")
@@ -184,8 +188,12 @@ P2P_LEVELS: Final = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 """Values of NCCL_P2P_LEVEL that NCCL takes besides 0 to 4 (docs/userguide/source/env.rst; the words
 are those of topoPathTypeStr in src/graph/topo.cc up to SYS)."""
 
-_SWITCHES: Final = frozenset(
-    "NCCL_P2P_DISABLE NCCL_SHM_DISABLE NCCL_IB_DISABLE NCCL_DMABUF_ENABLE NCCL_CUMEM_HOST_ENABLE".split()
+_SWITCHES: Final = (
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_DMABUF_ENABLE",
+    "NCCL_CUMEM_HOST_ENABLE",
 )
 _DEBUG_LEVELS: Final = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
 
@@ -194,12 +202,16 @@ def nccl_variable(name: str, value: str) -> None:
     """Check one NCCL_ variable; raises BadValue. NCCL itself ignores what it cannot read, without a
     word."""
     if name == "NCCL_P2P_LEVEL" and not (value in P2P_LEVELS or re.fullmatch(r"[0-9]+", value)):
-        hint = f"use {value.upper()}" if value.upper() in P2P_LEVELS else f"use one of {', '.join(P2P_LEVELS)}"
+        hint = (
+            f"use {value.upper()}" if value.upper() in P2P_LEVELS else f"use one of {', '.join(P2P_LEVELS)}"
+        )
         raise BadValue(f"{shown(value)} is not a level; NCCL ignores it without a word", hint)
     if name in _SWITCHES and value not in ("0", "1"):
         raise BadValue(f"{shown(value)} is not 0 or 1", "use 0 or 1")
     if name == "NCCL_DEBUG" and value.upper() not in _DEBUG_LEVELS:
-        raise BadValue(f"{shown(value)} is not a level of NCCL_DEBUG", f"use one of {', '.join(_DEBUG_LEVELS)}")
+        raise BadValue(
+            f"{shown(value)} is not a level of NCCL_DEBUG", f"use one of {', '.join(_DEBUG_LEVELS)}"
+        )
 
 
 def nccl_remark(name: str, value: str) -> tuple[str, str] | None:
@@ -242,11 +254,13 @@ def _flag(head: str) -> str:
     key = _KEY_OF_FLAG.get(base)
     if key is not None:
         raise BadValue(f"{head} is what {key} sets", f"set {key}")
-    if base.startswith("--data-parallel") or base.startswith("-dp"):
+    if base.startswith(("--data-parallel", "-dp")):
         raise BadValue(f"{head} is bwd's own: {_ONE}", "use REPLICAS for several copies")
     if base not in FLAGS:
         close = nearest(base, FLAGS)
-        raise BadValue(f"vLLM {VLLM_VERSION} knows no flag {head}", f"use {close}" if close else "leave it out")
+        raise BadValue(
+            f"vLLM {VLLM_VERSION} knows no flag {head}", f"use {close}" if close else "leave it out"
+        )
     return base
 
 

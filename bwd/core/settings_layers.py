@@ -53,10 +53,10 @@ class _Reading:
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
 
-    def checked(self, key: str, where: str, check: Callable[[], object]) -> object:
+    def checked(self, key: str, where: str, check: Callable[..., object], *args: str) -> object:
         """The outcome of a check, None when it was refused (and noted)."""
         try:
-            return check()
+            return check(*args)
         except BadValue as bad:
             self.problems.append(Problem(key, where, bad.message, bad.hint))
             return None
@@ -124,7 +124,7 @@ def _affinity_set(environ: Mapping[str, str], files: list[DotEnv]) -> bool:
     texts = [environ.get("CPU_AFFINITY", "").strip()]
     for found in files:
         entry = found.last().get("CPU_AFFINITY")
-        texts.append(entry.value if entry else "")
+        texts.append(entry.value.strip() if entry else "")
     return next((text for text in texts if text), "none").casefold() != "none"
 
 
@@ -136,7 +136,9 @@ def _from_environment(environ: Mapping[str, str], reading: _Reading) -> dict[str
             continue
         if name in ("HOST", "BUILD") and _TRIPLE.fullmatch(text):
             message = "a compiler's target, not a setting; left out"
-            reading.warnings.append(Problem(name, ENVIRONMENT_WHERE, message, f"unset {name} before you start bwd"))
+            reading.warnings.append(
+                Problem(name, ENVIRONMENT_WHERE, message, f"unset {name} before you start bwd")
+            )
             continue
         found[name] = _Raw(text, Origin("environment", ENVIRONMENT_WHERE))
     return found
@@ -153,35 +155,35 @@ def _from_file(
     entries = dotenv.last()
     for entry in entries.values():
         where = dotenv.where(entry)
-        raw = _Raw(entry.value, Origin(source, where))
+        raw = _Raw(entry.value.strip(), Origin(source, where))
         if entry.key in KEYS and entry.key != NCCL.name:
-            if entry.value:
+            if raw.text:
                 found[entry.key] = raw
         elif entry.key in settings_seed.ALIASES:
             _take_alias(entry, entries, raw, found, reading)
-        elif (why := settings_seed.dropped(entry.key, entry.value, affinity)) is not None:
+        elif (why := settings_seed.dropped(entry.key, raw.text, affinity)) is not None:
             reading.warnings.append(Problem(entry.key, where, f"left out: {why}", "remove the line"))
         elif entry.key.startswith("NCCL_"):
-            _take_member(families["NCCL_"], entry, raw)
+            _take_member(families["NCCL_"], entry.key, raw)
         elif entry.key.startswith("VLLM_") and entry.key in ENVIRONMENT:
-            _take_member(families["VLLM_"], entry, raw)
+            _take_member(families["VLLM_"], entry.key, raw)
         else:
             reading.problems.append(_unknown(entry.key, where))
     return found
 
 
-def _take_member(family: dict[str, _Raw], entry: Entry, raw: _Raw) -> None:
-    if entry.value:
-        family.setdefault(entry.key, raw)  # .env is read before the profile
+def _take_member(family: dict[str, _Raw], name: str, raw: _Raw) -> None:
+    if raw.text:
+        family.setdefault(name, raw)  # .env is read before the profile
 
 
 def _take_alias(
     entry: Entry, entries: Mapping[str, Entry], raw: _Raw, found: dict[str, _Raw], reading: _Reading
 ) -> None:
     key, where = settings_seed.ALIASES[entry.key], raw.origin.where
-    if not entry.value:
+    if not raw.text:
         return
-    if (key in entries and entries[key].value) or key in found:
+    if (key in entries and entries[key].value.strip()) or key in found:
         reading.warnings.append(Problem(entry.key, where, f"left out: {key} is set too", "remove the line"))
         return
     reading.warnings.append(Problem(entry.key, where, f"read as {key}", f"rename it to {key}"))
@@ -190,7 +192,9 @@ def _take_alias(
 
 def _unknown(name: str, where: str) -> Problem:
     if name.startswith("BWD_"):
-        return Problem(name, where, "counts in the process environment only", "export it in the shell instead")
+        return Problem(
+            name, where, "counts in the process environment only", "export it in the shell instead"
+        )
     flag = "--" + name.casefold().replace("_", "-")
     if flag in settings_engine.FLAGS:
         return Problem(name, where, "not a key of bwd", f"write EXTRA_VLLM_ARGS={flag}")
@@ -224,7 +228,7 @@ def _parsed(key: str, raw: _Raw, reading: _Reading) -> object:
         parse = settings_engine.extra_args
     elif key == "EXTRA_ENV":
         parse = _extra_env
-    return reading.checked(key, raw.origin.where, lambda: parse(raw.text))
+    return reading.checked(key, raw.origin.where, parse, raw.text)
 
 
 def _extra_env(text: str) -> Mapping[str, str]:
@@ -240,7 +244,7 @@ def _take_families(
     """NCCL_ lines become `nccl`; VLLM_ lines join EXTRA_ENV."""
     nccl: dict[str, str] = {}
     for name, raw in sorted(families["NCCL_"].items()):
-        reading.checked(name, raw.origin.where, lambda: settings_engine.nccl_variable(name, raw.text))
+        reading.checked(name, raw.origin.where, settings_engine.nccl_variable, name, raw.text)
         remark = settings_engine.nccl_remark(name, raw.text)
         if remark is not None:
             reading.warnings.append(Problem(name, raw.origin.where, *remark))
@@ -255,7 +259,7 @@ def _take_families(
             message = "set here and in EXTRA_ENV"
             reading.problems.append(Problem(name, raw.origin.where, message, "keep one of the two"))
             continue
-        reading.checked(name, raw.origin.where, lambda: settings_engine.check_variable(name, raw.text))
+        reading.checked(name, raw.origin.where, settings_engine.check_variable, name, raw.text)
         joined[name] = raw.text
         origins[name] = raw.origin
         if origins["EXTRA_ENV"].source == "default":
@@ -275,9 +279,8 @@ def _contradictions(
     A value that was refused by itself is None here and contradicts nothing."""
     host = values["HOST"]
     if isinstance(host, str) and not is_loopback(host) and origins["API_KEY"].source == "default":
-        yield "HOST", f"{host} can be reached from other machines, and API_KEY is not set", (
-            "set API_KEY, or HOST=127.0.0.1"
-        )
+        open_to = f"{host} can be reached from other machines, and API_KEY is not set"
+        yield "HOST", open_to, "set API_KEY, or HOST=127.0.0.1"
     token, endpoint = values["HF_TOKEN"], values["HF_ENDPOINT"]
     hub = endpoint == KEYS["HF_ENDPOINT"].default
     if isinstance(token, Secret) and hub and not token.reveal().startswith(("hf_", "api_org_")):
@@ -290,13 +293,16 @@ def _contradictions(
         yield "P2P", "off, and NCCL_P2P_DISABLE=0 says the contrary", "remove one of the two lines"
     if values["NVLINK_MULTICAST"] == "off" and nccl.get("NCCL_NVLS_ENABLE", "0") != "0":
         yield "NVLINK_MULTICAST", "off, and NCCL_NVLS_ENABLE says the contrary", "remove one of the two lines"
-    args = values["EXTRA_VLLM_ARGS"]
-    if isinstance(args, tuple) and values["CPU_AFFINITY"] not in (None, "none"):
-        numa = next((arg for arg in args if arg.startswith("--numa-bind")), None)
-        if numa is not None:
-            # vLLM stops with a RuntimeError when it is already bound to CPUs.
-            yield "CPU_AFFINITY", f"cannot be combined with {numa}", "set CPU_AFFINITY=none, or remove the flag"
-    extra = values["EXTRA_ENV"]
-    if isinstance(extra, Mapping) and values["CPU_AFFINITY"] not in (None, "none"):
-        if "VLLM_CPU_OMP_THREADS_BIND" in extra:
-            yield "CPU_AFFINITY", "cannot be combined with VLLM_CPU_OMP_THREADS_BIND", "keep one of the two"
+    if values["CPU_AFFINITY"] in (None, "none"):
+        return
+    args, extra = values["EXTRA_VLLM_ARGS"], values["EXTRA_ENV"]
+    numa = [arg for arg in args if arg.startswith("--numa-bind")] if isinstance(args, tuple) else []
+    if numa:
+        # vLLM stops with a RuntimeError when it is already bound to CPUs.
+        yield (
+            "CPU_AFFINITY",
+            f"cannot be combined with {numa[0]}",
+            "set CPU_AFFINITY=none, or remove the flag",
+        )
+    if isinstance(extra, Mapping) and "VLLM_CPU_OMP_THREADS_BIND" in extra:
+        yield "CPU_AFFINITY", "cannot be combined with VLLM_CPU_OMP_THREADS_BIND", "keep one of the two"

@@ -31,7 +31,7 @@ _CONTAINER: Final = "it speaks to a container runtime, and there is no container
 _DROPPED: Final = {
     **{name: why for name, why in NO_LONGER_READ.items() if name not in ALIASES},
     "VLLM_TARGET_DEVICE": "ENGINE chooses between cuda and cpu",
-    "HF_HUB_ENABLE_HF_TRANSFER": "huggingface_hub 1.0 and newer ignore it; downloads use hf-xet by themselves",
+    "HF_HUB_ENABLE_HF_TRANSFER": "huggingface_hub ignores it since 1.0; downloads use hf-xet by themselves",
     "NVIDIA_DISABLE_REQUIREMENTS": _CONTAINER,
     "NVIDIA_VISIBLE_DEVICES": f"{_CONTAINER}; EXTRA_ENV=CUDA_VISIBLE_DEVICES=0,1 chooses cards",
     "NVIDIA_DRIVER_CAPABILITIES": _CONTAINER,

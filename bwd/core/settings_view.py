@@ -12,7 +12,9 @@ from bwd.core.keys import KEYS, NCCL, Key
 from bwd.core.secret import HIDDEN, Secret
 from bwd.core.settings import Settings
 
-_SECRET_NAME: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|(^|_)(API_?)?KEY($|_)", re.IGNORECASE)
+_SECRET_NAME: Final = re.compile(
+    r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|(^|_)(API_?)?KEY($|_)", re.IGNORECASE
+)
 _USERINFO: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
