@@ -20,6 +20,7 @@ class Control(Protocol):
     """What the daemon offers to this API."""
 
     def status(self) -> Mapping[str, Any]: ...
+    def plan(self) -> Mapping[str, Any] | None: ...
     def history(self, count: int) -> list[dict[str, Any]]: ...
     def incidents(self) -> list[dict[str, Any]]: ...
     def metrics(self) -> str: ...
@@ -35,6 +36,7 @@ async def serve(control: Control, path: Path) -> web.AppRunner:
     app = web.Application(client_max_size=64 << 10)
     routes = {
         "/status": lambda _: _json(control.status()),
+        "/plan": lambda _: _plan(control.plan()),
         "/history": lambda request: _json(control.history(_count(request))),
         "/incidents": lambda _: _json(control.incidents()),
         "/metrics": lambda _: web.Response(text=control.metrics()),
@@ -58,13 +60,17 @@ async def serve(control: Control, path: Path) -> web.AppRunner:
 
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()
-    path.unlink(missing_ok=True)
+    _unlink(path)
     mask = os.umask(0o177)
     try:
         await web.UnixSite(runner, str(path)).start()
     finally:
         os.umask(mask)
     return runner
+
+
+def _unlink(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 Answerer = Callable[[web.Request], Awaitable[web.Response]]
@@ -111,6 +117,10 @@ def _flag(body: Mapping[str, Any], key: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise BwdError(f"{key} has to be true or false")
     return value
+
+
+def _plan(plan: Mapping[str, Any] | None) -> web.Response:
+    return _json({"error": "there is no engine"}, 404) if plan is None else _json(plan)
 
 
 def _count(request: web.Request) -> int:

@@ -12,6 +12,11 @@ def monotonic() -> float:
     return time.monotonic()
 
 
+def wall() -> float:
+    """Seconds since the epoch: only for what is written down."""
+    return time.time()
+
+
 def suspended() -> float:
     """Seconds this machine has spent suspended since it booted (CLOCK_BOOTTIME counts them,
     CLOCK_MONOTONIC does not)."""

@@ -14,7 +14,8 @@ import aiohttp
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What front reports: requests in flight, streams among them, requests held, and since it started
-    those served, refused and broken. `listening` is "host:port", "" while the port is not its own."""
+    those served, refused and broken. `listening` is "host:port", "" while the port is not its own, and
+    `why` says why not."""
 
     in_flight: int = 0
     streams: int = 0
@@ -25,6 +26,7 @@ class Stats:
     broken_total: int = 0
     listening: str = ""
     longest_in_flight_s: float = 0.0
+    why: str = ""
 
 
 class FrontClient:
@@ -33,30 +35,15 @@ class FrontClient:
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
-    async def put(self, gate: Mapping[str, object]) -> str:
-        """Put the gate; "" when front took it, else why not."""
-        _, why = await self._ask("PUT", "/gate", gate)
-        return why
+    async def put(self, gate: Mapping[str, object]) -> tuple[Stats | None, str]:
+        """Put the gate: what front does now, and "" when it took the gate, else why not."""
+        data, why = await self._ask("PUT", "/gate", gate)
+        return (None if why else _stats(data)), why
 
     async def stats(self) -> Stats | None:
         """What front does now; None when it cannot be asked."""
         data, why = await self._ask("GET", "/stats", None)
-        if why or not isinstance(data, dict):
-            return None
-        try:
-            return Stats(
-                in_flight=int(data.get("in_flight", 0)),
-                streams=int(data.get("streams", 0)),
-                held=int(data.get("held", 0)),
-                served_total=int(data.get("served_total", 0)),
-                refused_total=int(data.get("refused_total", 0)),
-                held_total=int(data.get("held_total", 0)),
-                broken_total=int(data.get("broken_total", 0)),
-                listening=str(data.get("listening") or ""),
-                longest_in_flight_s=float(data.get("longest_in_flight_s") or 0.0),
-            )
-        except (TypeError, ValueError):
-            return None
+        return None if why else _stats(data)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -83,3 +70,23 @@ class FrontClient:
             return None, f"front does not answer in {self._timeout:.0f} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return None, f"front is not there ({type(error).__name__})"
+
+
+def _stats(data: Any) -> Stats | None:
+    if not isinstance(data, dict):
+        return None
+    try:
+        return Stats(
+            in_flight=int(data.get("in_flight", 0)),
+            streams=int(data.get("streams", 0)),
+            held=int(data.get("held", 0)),
+            served_total=int(data.get("served_total", 0)),
+            refused_total=int(data.get("refused_total", 0)),
+            held_total=int(data.get("held_total", 0)),
+            broken_total=int(data.get("broken_total", 0)),
+            listening=str(data.get("listening") or ""),
+            longest_in_flight_s=float(data.get("longest_in_flight_s") or 0.0),
+            why=str(data.get("listen_error") or ""),
+        )
+    except (TypeError, ValueError):
+        return None

@@ -7,6 +7,7 @@ an exception: a probe that fails on our side must not look like a sick engine.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from collections.abc import Mapping
@@ -20,17 +21,22 @@ import aiohttp
 from bwd.core import counters
 from bwd.core.counters import Counters
 
+# Nobody listens: on a unix socket that is the engine's doing (a full queue is EAGAIN)
+_NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`ok`, the seconds it took, and when not ok why. `status` is the HTTP status, 0 without one.
-    `refused`: nobody listens on the socket."""
+    `late`: it was taken, but no answer came in time; `unasked`: there was no room to ask (the accept
+    queue is full, or bwd has no descriptor left), which says nothing of the engine."""
 
     ok: bool
     seconds: float
     why: str = ""
     status: int = 0
-    refused: bool = False
+    late: bool = False
+    unasked: bool = False
 
 
 class Probe:
@@ -138,14 +144,10 @@ class Probe:
                     response.status,
                 ), data
         except TimeoutError:
-            return Answer(False, took(), f"no answer in {timeout:.0f} s"), b""
+            return Answer(False, took(), f"no answer in {timeout:.0f} s", late=True), b""
         except aiohttp.ClientConnectorError as error:
-            return Answer(
-                False,
-                took(),
-                f"cannot connect: {error.os_error.strerror}",
-                refused=True,
-            ), b""
+            why = f"cannot connect: {error.os_error.strerror}"
+            return Answer(False, took(), why, unasked=error.os_error.errno not in _NOBODY), b""
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Answer(False, took(), f"{type(error).__name__}: {error}"), b""
 

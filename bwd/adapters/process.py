@@ -245,6 +245,15 @@ def affinity(pid: int) -> dict[int, frozenset[int]]:
     return found
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor seconds that `pid` has used so far, 0 when there is no such process."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 async def wait(child: Child) -> int | None:
     """Wait until the engine has ended; its exit code (negative: the signal), None when it was
     somebody else's child (an adopted run) and so cannot be known. A pidfd stands in for SIGCHLD."""

@@ -1,0 +1,264 @@
+"""One run of the engine: its process, its log and what has been learned of both. It lives from the
+spawn (or the adoption) until the run is reaped."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bwd.adapters import clock, engine_log, process, run_file, shm
+from bwd.adapters.engine_log import Follower
+from bwd.adapters.process import Child, Process
+from bwd.adapters.run_file import RunRecord
+from bwd.core import log_lines, markers, signatures
+from bwd.core.events import SERVES, STARTS, Cause, Event, Exited, Failed, Kind, Phase, PlanRef, Suspicion
+from bwd.daemon.world import Launch, World
+
+_MORE_ENV = {"SPT_NOENV": "1"}
+"""setproctitle, which vLLM names its processes with, would write over the environment that the run's
+marker is read from; with this variable it takes only the room of the arguments."""
+
+
+def run_id_of(state_folder: Path, number: int) -> str:
+    """Names a run for good: when, which, and whose (two installations of one user are strangers)."""
+    return f"{clock.file_stamp()}-{number}-{owner_mark(state_folder)}"
+
+
+def owner_mark(state_folder: Path) -> str:
+    return hashlib.sha256(str(state_folder).encode()).hexdigest()[:8]
+
+
+@dataclass(slots=True)
+class EngineRun:
+    """`launch` is None for an adopted run whose plan this bwd has not made itself yet."""
+
+    world: World
+    number: int
+    run_id: str
+    ref: PlanRef
+    phase: Callable[[], Phase]
+    log: Path
+    plan: dict[str, Any]
+    launch: Launch | None = None
+    child: Child | None = None
+    adopted: bool = False
+    started_at: float = 0.0  # wall time, for the run file
+    began: float = field(default_factory=clock.monotonic)
+    answered: float | None = None  # when it was READY first, monotonic
+    listening: asyncio.Event = field(default_factory=asyncio.Event)
+    evidence: str = ""
+    phases: dict[str, float] = field(default_factory=dict)  # seconds in each phase of the start
+    known: dict[int, Process] = field(default_factory=dict)  # every process ever seen of it
+    names: dict[int, str] = field(default_factory=dict)  # their titles ("VLLM::Worker_TP1")
+    suspicions: list[str] = field(default_factory=list)
+    logged: float = 0.0  # grows with the throughput that the log reports
+    version: str | None = None
+    attention_backend: str | None = None
+    shm_before: frozenset[str] = frozenset()
+    shm_seen: frozenset[str] = frozenset()
+    asked_to_end: bool = False
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _follower: Follower | None = None
+
+    @property
+    def served_name(self) -> str:
+        return str(self.plan.get("served_model_name") or "")
+
+    @property
+    def engine(self) -> str:
+        return str(self.plan.get("engine") or "")
+
+    @property
+    def follower(self) -> Follower:
+        if self._follower is None:
+            self._follower = Follower(self.log)
+        return self._follower
+
+    def follow_from(self, follower: Follower) -> None:
+        """Read the log from where another reader stopped."""
+        self._follower = follower
+
+    def post(self, event: Event) -> None:
+        self.world.post(event)
+
+    # ------------------------------------------------------------------ start
+    def spawn(self) -> None:
+        """Start the engine of `launch`. Raises OSError."""
+        assert self.launch is not None
+        paths = self.world.paths
+        for pattern in self.launch.plan.stale_files:
+            _unlink_all(pattern)
+        self.shm_before = shm.names()
+        self.child = process.spawn(
+            self.launch.plan.argv, {**self.launch.env(), **_MORE_ENV}, self.run_id, self.log, cwd=paths.state
+        )
+        self.began = clock.monotonic()
+
+    async def wait(self) -> None:
+        """Tell when the engine has ended."""
+        assert self.child is not None
+        code = await process.wait(self.child)
+        self.read_log()  # the last words are the reason
+        if code is None and not self.asked_to_end:
+            cause = Cause(
+                Kind.TRANSIENT,
+                "EXITED",
+                "the engine ended although nobody asked it to (adopted: its exit code is not known)",
+            )
+            self.post(Failed(self.number, cause))
+        self.post(Exited(self.number, -1 if code is None else code))
+
+    # ------------------------------------------------------------------ log
+    async def follow(self) -> None:
+        """Read the log for as long as the run lasts."""
+        limits = self.world.limits
+        while True:
+            behind = self.read_log()
+            if behind:
+                await asyncio.sleep(0)
+                continue
+            calm = self.phase() is Phase.READY
+            await asyncio.sleep(limits.log_poll_calm if calm else limits.log_poll)
+
+    def read_log(self) -> bool:
+        """Take in what has been written since the last call; True when there may be more at once."""
+        lines = self.follower.read()
+        if not lines:
+            return False
+        if _worth("\n".join(lines)):
+            for line in lines:
+                self.take(line)
+        return len(lines) > 1000
+
+    def take(self, text: str) -> None:
+        line = log_lines.parse(text)
+        phase = self.phase()
+        marker = markers.read(line)
+        if marker is not None:
+            self._mark(marker, phase)
+            return
+        if line.msg.startswith("Using ") and "attention backend" in line.msg.lower():
+            self.attention_backend = line.msg.removeprefix("Using ").split()[0]
+        event = signatures.event(line, phase, self.number, self.world.where())
+        match event:
+            case None:
+                return
+            case Suspicion():
+                self.suspicions.append(event.why)  # the probes weigh it
+            case _:
+                self.post(event)
+
+    def _mark(self, marker: markers.Marker, phase: Phase) -> None:
+        if marker.mark is markers.Mark.LISTENING:
+            self.listening.set()
+        if marker.mark is markers.Mark.THROUGHPUT:
+            self.logged += marker.tokens_per_second or 0.0
+            return
+        if phase in STARTS:
+            self.evidence = marker.text
+            if (event := markers.event(marker, self.number)) is not None:
+                self.post(event)
+
+    # ------------------------------------------------------------------ processes
+    def members(self) -> tuple[Process, ...]:
+        """The living processes of the run. Blocking."""
+        if self.child is None:
+            return ()
+        found = process.members(self.run_id, self.child, tuple(self.known.values()))
+        for member in found:
+            self.known[member.pid] = member
+            if member.pid not in self.names:
+                self.names[member.pid] = title(member)
+        return found
+
+    def scan(self) -> tuple[Process, ...]:
+        """The members again, with their titles and their names in /dev/shm. Blocking."""
+        found = self.members()
+        for member in found:
+            self.names[member.pid] = title(member)
+        self.shm_seen |= shm.held([member.pid for member in found]) - self.shm_before
+        return found
+
+    def pids(self) -> frozenset[int]:
+        """The processes of the run that live now, of those seen so far."""
+        return frozenset(pid for pid, member in self.known.items() if _same(member))
+
+    # ------------------------------------------------------------------ memory of it
+    def save(self, phase: Phase) -> None:
+        """Write what the next bwd needs to adopt this run."""
+        if self.child is None:
+            return
+        try:
+            run_file.write(self.world.paths.run_file, self.record(phase))
+            self.world.could("run file", "")
+        except OSError as error:
+            self.world.could("run file", f"the run cannot be noted for adoption: {error.strerror or error}")
+
+    def record(self, phase: Phase) -> RunRecord:
+        assert self.child is not None
+        return RunRecord(
+            run=self.number,
+            run_id=self.run_id,
+            pid=self.child.pid,
+            start_time=self.child.start_time,
+            sid=self.child.sid,
+            boot_id=run_file.boot_id(),
+            digest=self.ref.digest,
+            rung=self.ref.rung,
+            rungs=self.ref.rungs,
+            phase=str(phase),
+            log=str(self.log),
+            offset=self.follower.offset if phase in SERVES else 0,
+            model=self.served_name,
+            started_at=self.started_at,
+            plan=self.plan,
+            shm_before=tuple(sorted(self.shm_before)),
+            shm_seen=tuple(sorted(self.shm_seen)),
+        )
+
+    async def close(self) -> None:
+        """End the tasks of the run."""
+        mine = [task for task in self.tasks if task is not asyncio.current_task()]
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+        self.tasks.clear()
+
+
+@cache
+def _literals() -> tuple[str, ...]:
+    rows = [row.literal for row in signatures.TABLE]
+    return (*markers.LITERALS, "attention backend", *rows)
+
+
+def _worth(text: str) -> bool:
+    """Whether this piece of log can hold anything that is known: a cheap test before the dear ones. (A
+    row without a literal has "", which is in every text.)"""
+    return any(literal in text for literal in _literals())
+
+
+def title(member: Process) -> str:
+    """What a process calls itself: vLLM's title where it has set one, else its kernel name."""
+    command = process.command(member.pid)
+    return command if command.startswith("VLLM::") else member.name
+
+
+def _same(member: Process) -> bool:
+    now = process.read(member.pid)
+    return now is not None and now.living and now.start_time == member.start_time
+
+
+def _unlink_all(pattern: str) -> None:
+    folder, _, name = pattern.rpartition("/")
+    for path in Path(folder or "/").glob(name):
+        path.unlink(missing_ok=True)
+
+
+def bound_log(run: EngineRun) -> None:
+    """Keep the run's log from filling the disk."""
+    run.world.could("log bound", engine_log.bound(run.log))

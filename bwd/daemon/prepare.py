@@ -1,0 +1,295 @@
+"""The preparation: settings, engine, environment, weights, machine, plan, preflight, in that order as
+far as one needs the other. It runs while the old engine serves, touches nothing of it, and can be
+dropped at any moment: everything slow is a child that ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bwd.adapters import environments, hostinfo, preflight, run_file, settings_file, weights
+from bwd.adapters.environments import EngineEnv
+from bwd.core import model as models
+from bwd.core.engine_choice import EngineChoice, choose, model_id
+from bwd.core.events import Cause, Kind, PlanRef, Prep, Prepared, PrepareFailed, Preparing
+from bwd.core.host import HostFacts
+from bwd.core.model import ModelFacts
+from bwd.core.plan import PlanPaths, ladder, make_plan
+from bwd.core.settings import Settings
+from bwd.daemon.world import Launch, Model, World
+from bwd.errors import BwdError, PlanError, ProblemsError, ProvisionError, SettingsError, WeightsError
+
+
+class Refused(Exception):
+    """The preparation came to an end that has a cause."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.line())
+        self.cause = cause
+
+
+async def prepare(
+    world: World,
+    generation: int,
+    rung: int,
+    *,
+    own_pids: Callable[[], frozenset[int]],
+    listening: Callable[[], str | None],
+) -> None:
+    """Prepare, and post Prepared or PrepareFailed for `generation`. `own_pids` are the processes of the
+    engine that runs now, `listening` what front says that it listens on (None: not asked)."""
+    try:
+        launch = await _prepare(world, generation, rung, own_pids, listening)
+        world.launches[launch.ref.digest] = launch
+        world.post(Prepared(generation, launch.ref))
+    except asyncio.CancelledError:
+        raise
+    except Refused as refusal:
+        world.post(PrepareFailed(generation, refusal.cause))
+    except BwdError as error:
+        world.post(PrepareFailed(generation, cause_of(error)))
+    except Exception as error:
+        cause = Cause(Kind.TRANSIENT, "PREPARE", f"the preparation failed: {type(error).__name__}: {error}")
+        world.post(PrepareFailed(generation, cause))
+        raise
+    finally:
+        world.progress.clear()
+
+
+async def _prepare(
+    world: World,
+    generation: int,
+    rung: int,
+    own_pids: Callable[[], frozenset[int]],
+    listening: Callable[[], str | None],
+) -> Launch:
+    def at(prep: Prep) -> None:
+        world.post(Preparing(generation, prep))
+
+    at(Prep.CHECKING)
+    settings = read_settings(world)
+    if (held := preflight.state_folder(world.paths.state)) is not None:
+        raise Refused(held)
+    host = await asyncio.to_thread(hostinfo.read)
+    choice = choose(settings.engine, host)
+
+    async def fetch(python: str) -> weights.ModelFolder:
+        at(Prep.FETCHING)
+        return await weights.prepare(settings, world.paths, python, _weights_progress(world))
+
+    if _made_by_engine(model_id(settings.model, choice.engine)):
+        env = await _environment(world, choice, settings, at)
+        folder = await fetch(str(env.python))
+    else:
+        # neither needs the other: the environment is installed while the weights come
+        env, folder = await _both(_environment(world, choice, settings, at), fetch(""))
+    at(Prep.CHECKING)
+    facts = await asyncio.to_thread(read_model, Path(folder.path), folder.model_id)
+    # the machine again: what was true before a download of an hour may be true no more
+    host = await asyncio.to_thread(hostinfo.read)
+    launch = _plan(world, settings, host, choice, env, facts, folder, rung, own_pids())
+    _preflight(launch, host, facts, listening())
+    return launch
+
+
+def _made_by_engine(model: str) -> bool:
+    """Whether this model is converted with the engine's own Python (torch, gguf), not just fetched."""
+    return model in ("demo", "demo-awq")
+
+
+async def _both(
+    env: Awaitable[EngineEnv], folder: Awaitable[weights.ModelFolder]
+) -> tuple[EngineEnv, weights.ModelFolder]:
+    """Both, side by side; when one fails the other is dropped and the failure raised."""
+    first, second = asyncio.ensure_future(env), asyncio.ensure_future(folder)
+    try:
+        return await asyncio.gather(first, second)
+    finally:
+        for task in (first, second):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+
+
+def read_settings(world: World) -> Settings:
+    """The settings as they stand in the files now; a refused reading is noted and raised."""
+    try:
+        settings = settings_file.load(world.paths, world.environ)
+    except SettingsError as error:
+        world.problems = tuple(problem.line() for problem in error.problems)
+        raise
+    world.problems = ()
+    world.settings = settings
+    return settings
+
+
+async def _environment(
+    world: World, choice: EngineChoice, settings: Settings, at: Callable[[Prep], None]
+) -> EngineEnv:
+    env = environments.engine_env(choice.engine, world.paths, settings)
+    if env is None:
+        at(Prep.PROVISIONING)
+        await environments.provision(choice.engine, world.paths, _steps(world, "environment"))
+        env = environments.engine_env(choice.engine, world.paths, settings)
+    if env is None:
+        raise ProvisionError(
+            f"the {choice.engine} environment was installed, but its Python is not there",
+            hint=f"run `pixi install -e {choice.engine}`",
+        )
+    lacking = await environments.engine_ready(env, world.paths)
+    if lacking:
+        raise Refused(_no_engine(choice.engine, env, lacking))
+    return env
+
+
+def _no_engine(kind: str, env: EngineEnv, lacking: str) -> Cause:
+    if env.own:
+        return Cause(
+            Kind.CONFIG, "ENGINE_PYTHON", lacking, where="ENGINE_PYTHON",
+            hint="name a Python that has vLLM, or remove the line",
+        )  # fmt: skip
+    if kind == "cuda":
+        return Cause(Kind.BUILD, "NOT_BUILT", lacking, hint="run `bwd build`: it compiles vLLM for your card")
+    return Cause(Kind.BUILD, "NOT_INSTALLED", lacking, hint=f"run `pixi install -e {kind}`")
+
+
+def _plan(
+    world: World,
+    settings: Settings,
+    host: HostFacts,
+    choice: EngineChoice,
+    env: EngineEnv,
+    facts: ModelFacts | None,
+    folder: weights.ModelFolder,
+    rung: int,
+    own_pids: frozenset[int],
+) -> Launch:
+    where = _where(world, str(env.python), str(folder.path))
+    plan = make_plan(settings, host, facts, where, rung=rung, remembered=remembered(world), own_pids=own_pids)
+    world.warnings = (*(w.line() for w in settings.warnings), *plan.warnings)
+    cold = not (world.paths.cache / "vllm").is_dir()
+    ref = PlanRef(plan.digest, plan.rung, plan.rung + 1 + len(ladder(plan)), cold)
+    model = Model(str(folder.path), folder.model_id, folder.revision, str(folder.source))
+    return Launch(plan, ref, env.apply(os.environ), model, settings, host.key, choice.why)
+
+
+def _where(world: World, python: str, model_path: str) -> PlanPaths:
+    paths = world.paths
+    return PlanPaths(
+        python=python,
+        model_path=model_path,
+        uds=str(paths.engine_socket),
+        cache=str(paths.cache),
+        site=str(paths.engine_site),
+    )
+
+
+def try_plan(world: World, settings: Settings, host: HostFacts) -> list[str]:
+    """Plan with these settings without fetching or installing anything: the plan's warnings, and what
+    could not be checked. Raises PlanError, Refused. Blocking."""
+    choice = choose(settings.engine, host)
+    env = environments.engine_env(choice.engine, world.paths, settings)
+    facts, path = None, ""
+    if world.settings is not None and world.settings.model == settings.model:
+        launch = next(reversed(world.launches.values()), None)
+        if launch is not None:
+            path = launch.model.path
+            facts = read_model(Path(path), launch.model.id)
+    where = _where(world, str(env.python) if env is not None else "python", path or settings.model)
+    plan = make_plan(settings, host, facts, where, remembered=remembered(world))
+    notes = list(plan.warnings)
+    if env is None:
+        notes.append(f"the {choice.engine} environment is not installed yet: it would be, before the restart")
+    return notes
+
+
+def _preflight(launch: Launch, host: HostFacts, facts: ModelFacts | None, listening: str | None) -> None:
+    settings = launch.settings
+    weight_bytes = facts.weight_bytes if facts is not None else None
+    for cause in (
+        preflight.model_folder(Path(launch.plan.model_path)),
+        preflight.port(settings.host, settings.port, listening),
+        preflight.memory(host.memory_available, weight_bytes, launch.plan.engine),
+        preflight.shared_memory(),
+    ):
+        if cause is not None:
+            raise Refused(cause)
+
+
+def read_model(folder: Path, name: str) -> ModelFacts:
+    """The facts of the model in `folder`. Raises Refused when it is none."""
+    if (missing := preflight.model_folder(folder)) is not None:
+        raise Refused(missing)
+    size = sum(p.stat().st_size for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        return models.parse(config, name=name, weight_bytes=size or None)
+    except (ValueError, OSError) as error:
+        raise Refused(
+            Cause(Kind.CONFIG, "MODEL_CONFIG", f"{folder / 'config.json'}: {error}", where="MODEL")
+        ) from error
+
+
+def remembered(world: World) -> Mapping[str, int]:
+    """The step of the ladder that worked, by driver, kernel and topology."""
+    data = run_file.read_json(world.paths.remembered)
+    if not isinstance(data, dict):
+        return {}
+    return {str(key): rung for key, rung in data.items() if isinstance(rung, int)}
+
+
+def remember(world: World, host_key: str, rung: int) -> None:
+    """Use this step first next time. Raises OSError."""
+    run_file.write_json(world.paths.remembered, {**remembered(world), host_key: rung})
+
+
+def cause_of(error: BwdError) -> Cause:
+    """What an error of the preparation means for the lifecycle."""
+    match error:
+        case WeightsError():
+            kind = Kind.TRANSIENT if error.retryable else Kind.CONFIG
+            return Cause(kind, "WEIGHTS", error.message, where=error.where, hint=error.hint)
+        case SettingsError() | PlanError():
+            id_ = "SETTINGS" if isinstance(error, SettingsError) else "PLAN"
+            return _first(error, id_)
+        case ProvisionError():
+            return Cause(Kind.BUILD, "PROVISION", error.message, where=error.where, hint=error.hint)
+    return Cause(Kind.CONFIG, "PREPARE", error.message, where=error.where, hint=error.hint)
+
+
+def _first(error: ProblemsError, id_: str) -> Cause:
+    """The first problem as the cause; the others are counted here and listed in the status."""
+    first = error.problems[0]
+    more = len(error.problems) - 1
+    text = first.message + (f" (and {more} more problem{'s' if more > 1 else ''})" if more else "")
+    where = " ".join(part for part in (first.where, first.key) if part)
+    return Cause(Kind.CONFIG, id_, text, where=where, hint=first.hint)
+
+
+def _steps(world: World, what: str) -> Callable[[str], None]:
+    def show(text: str) -> None:
+        world.progress[what] = {
+            "what": what, "done": 0, "total": None, "unit": "steps",
+            "per_second": None, "eta_s": None, "note": text, "files": [],
+        }  # fmt: skip
+
+    return show
+
+
+def _weights_progress(world: World) -> Callable[[Any], None]:
+    def show(progress: Any) -> None:
+        world.progress["weights"] = {
+            "what": "weights",
+            "done": progress.done,
+            "total": progress.total,
+            "unit": "bytes",
+            "per_second": progress.bytes_per_second,
+            "eta_s": progress.eta_s,
+            "note": progress.note,
+            "files": [{"name": f.name, "done": f.done, "total": f.total} for f in progress.files],
+        }
+
+    return show
