@@ -1,16 +1,15 @@
 """Writes pixi.lock anew from pixi.toml: `./pixiw run lock`.
 
-For machines that have no pixi or reach no conda channel; who has pixi uses `pixi lock`. The conda half is solved from
-the records that pixi.lock already holds (a lock is its own source), or from --solve-conda DIR, a folder with
-linux-64/repodata.json and noarch/repodata.json. The PyPI half is resolved by uv, which keeps the locked versions where
-they still fit unless --upgrade is given. rattler's own serializer, the one that pixi uses, writes the file.
+For machines that have no pixi or reach no conda channel; who has pixi uses `pixi lock`. The conda half is
+solved from the records that pixi.lock already holds (a lock is its own source), or from --solve-conda DIR, a
+folder with linux-64/repodata.json and noarch/repodata.json. The PyPI half is resolved by uv, which keeps the
+locked versions where they still fit unless --upgrade is given. rattler's own serializer, the one that pixi
+uses, writes the file.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -24,52 +23,23 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
+from lock_conda import SUBDIR, LockError, Row, conda_row, conda_sources, solve, write_repodata
 from packaging.markers import Marker
 from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from pixi_manifest import Manifest, ManifestError, Table
-from rattler import (
-    Channel,
-    GenericVirtualPackage,
-    LockFile,
-    PackageName,
-    RepoDataRecord,
-    SparseRepoData,
-    Version,
-    solve_with_sparse_repodata,
-)
-from rattler.package.build_string import BuildString
+from rattler import Channel, LockFile
 from wheel_metadata import remote_metadata
 
 ROOT = Path(__file__).resolve().parent.parent
-SUBDIR = "linux-64"
 GLIBC_KEYS = {"glibc": "__glibc", "linux": "__linux", "cuda": "__cuda", "archspec": "__archspec"}
 # What pixi assumes of a linux-64 machine where the manifest says nothing (pixi 0.77, docs of `platforms`).
 VIRTUAL = {"__glibc": "2.28", "__unix": "0=0", "__linux": "4.18", "__archspec": "0=x86_64"}
-CONDA_KEYS = (
-    "build_number",
-    "sha256",
-    "md5",
-    "depends",
-    "constrains",
-    "track_features",
-    "license",
-    "license_family",
-    "purls",
-    "run_exports",
-    "size",
-    "timestamp",
-    "python_site_packages_path",
-)
-Row = dict[str, Any]
-
-
-class LockError(Exception):
-    """The lock cannot be written; the text is for people."""
 
 
 def virtual_packages(manifest: Manifest) -> dict[str, str]:
-    """The virtual packages of the one platform of the manifest, pixi's defaults filled in, in pixi's order."""
+    """The virtual packages of the one platform of the manifest, pixi's defaults filled in, in pixi's
+    order."""
     platforms = manifest.table["workspace"]["platforms"]
     if len(platforms) != 1 or not isinstance(platforms[0], dict) or platforms[0]["platform"] != SUBDIR:
         raise LockError(f"pixi.toml: platforms must be one table for {SUBDIR}; more need pixi lock")
@@ -77,77 +47,7 @@ def virtual_packages(manifest: Manifest) -> dict[str, str]:
     return {**VIRTUAL, **declared}
 
 
-# ---------------------------------------------------------------------------------------------- the conda half
-
-
-def conda_sources(folder: Path | None, old: Table, old_path: Path) -> tuple[dict[str, Row], dict[str, Row]]:
-    """Every known conda record: (record as repodata has it by "subdir/file", row as the lock has it by URL)."""
-    if folder is None:
-        rows = {row["conda"]: row for row in old.get("packages", []) if "conda" in row}
-        records: dict[str, Row] = {}
-        for _, environment in LockFile.from_path(old_path).environments():
-            for packages in environment.conda_repodata_records().values():
-                for record in packages:
-                    records["/".join(record.url.rsplit("/", 2)[1:])] = json.loads(record.to_json())
-        return records, rows
-    records = {}
-    for subdir in (SUBDIR, "noarch"):
-        data = json.loads((folder / subdir / "repodata.json").read_text(encoding="utf-8"))
-        for table in ("packages", "packages.conda"):
-            records |= {f"{subdir}/{name}": record for name, record in data[table].items()}
-    return records, {}
-
-
-def write_repodata(records: Mapping[str, Row], folder: Path) -> list[Path]:
-    """The records as the repodata.json files that the solver reads."""
-    out = []
-    for subdir in (SUBDIR, "noarch"):
-        data: Row = {"info": {"subdir": subdir}, "packages": {}, "packages.conda": {}, "repodata_version": 1}
-        for key, record in records.items():
-            where, name = key.split("/", 1)
-            if where == subdir:
-                kind = "packages.conda" if name.endswith(".conda") else "packages"
-                data[kind][name] = {k: v for k, v in record.items() if k not in ("url", "fn", "channel")}
-        path = folder / subdir / "repodata.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(data), encoding="utf-8")
-        out.append(path)
-    return out
-
-
-def solve(channel: Channel, specs: list[str], repodata: list[Path], virtual: Mapping[str, str]) -> list[RepoDataRecord]:
-    """One environment's conda packages. Raises LockError with the solver's reason."""
-    packages = []
-    for name, value in virtual.items():
-        version, _, build = value.partition("=")
-        packages.append(GenericVirtualPackage(PackageName(name), Version(version), BuildString(build or "0")))
-    data = [SparseRepoData(channel, path.parent.name, path) for path in repodata]
-    try:
-        return asyncio.run(solve_with_sparse_repodata(specs, data, virtual_packages=packages))
-    except Exception as error:  # the solver has no public base class for its errors
-        text = str(error)
-        raise LockError(f"conda: {text}; a package that the lock lacks needs --solve-conda DIR or pixi lock") from None
-
-
-def conda_row(record: RepoDataRecord, records: Mapping[str, Row], rows: Mapping[str, Row]) -> Row:
-    """A record as a row of the lock; a row that the lock had is kept as it was."""
-    if record.url in rows:
-        return rows[record.url]
-    known = records["/".join(record.url.rsplit("/", 2)[1:])]
-    row: Row = {"conda": record.url}
-    for key in CONDA_KEYS:
-        value = known.get(key)
-        if key == "purls" and value is None:
-            # Without purls pixi takes a conda-forge package for the PyPI one of that name: conda's cmake or ninja
-            # would then stand in for the wheel.
-            value = []
-        if value is None or (value == [] and key != "purls"):
-            continue
-        row[key] = value.split() if key == "track_features" and isinstance(value, str) else value
-    return row
-
-
-# ---------------------------------------------------------------------------------------------- the PyPI half
+# ------------------------------------------------------------------ the PyPI half
 
 
 def requirement(name: str, spec: Any) -> str:
@@ -162,7 +62,8 @@ def requirement(name: str, spec: Any) -> str:
 
 
 def stub_wheels(pinned: Mapping[str, Table], folder: Path) -> None:
-    """A wheel with nothing but METADATA for each of [tool.lock.wheels], so that uv can resolve against them."""
+    """A wheel with nothing but METADATA for each of [tool.lock.wheels], so that uv can resolve against
+    them."""
     for name, wheel in pinned.items():
         file = wheel_file(wheel["url"])
         _, version, _, _ = parse_wheel_filename(file)
@@ -177,7 +78,13 @@ def stub_wheels(pinned: Mapping[str, Table], folder: Path) -> None:
 
 
 def resolve(
-    manifest: Manifest, environment: str, python: str, glibc: str, locked: Iterable[Row], work: Path, upgrade: bool
+    manifest: Manifest,
+    environment: str,
+    python: str,
+    glibc: str,
+    locked: Iterable[Row],
+    work: Path,
+    upgrade: bool,
 ) -> list[Table]:
     """uv's answer for one environment: packages with their wheels. Raises LockError with uv's reason."""
     options = manifest.merged(environment, "pypi-options")
@@ -185,18 +92,34 @@ def resolve(
     overridden = list(options.get("dependency-overrides", {}).items())
     specs = [requirement(name, spec) for name, spec in asked]
     overrides = [requirement(name, spec) for name, spec in overridden]
-    # Only what this environment takes from another index: the resolver prefers 2.13.0+cpu to 2.13.0 wherever it sees it.
+    # Only what this environment takes from another index: the resolver prefers 2.13.0+cpu to 2.13.0 wherever
+    # it sees it.
     elsewhere = {name for name, spec in asked + overridden if isinstance(spec, dict) and "index" in spec}
     stubs = work / "stubs"
     stubs.mkdir(parents=True)
-    stub_wheels({n: w for n, w in manifest.table["tool"]["lock"].get("wheels", {}).items() if n in elsewhere}, stubs)
+    stub_wheels(
+        {n: w for n, w in manifest.table["tool"]["lock"].get("wheels", {}).items() if n in elsewhere}, stubs
+    )
     (work / "in.txt").write_text("\n".join(specs) + "\n", encoding="utf-8")
     (work / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
     out = work / f"pylock.{environment}.toml"
     if not upgrade and (text := preferences(locked)):
         out.write_text(text, encoding="utf-8")
-    command = ["uv", "pip", "compile", str(work / "in.txt"), "--override", str(work / "overrides.txt"), "--no-config"]
-    command += ["--python-version", python, "--python-platform", f"x86_64-manylinux_{glibc.replace('.', '_')}"]
+    command = [
+        "uv",
+        "pip",
+        "compile",
+        str(work / "in.txt"),
+        "--override",
+        str(work / "overrides.txt"),
+        "--no-config",
+    ]
+    command += [
+        "--python-version",
+        python,
+        "--python-platform",
+        f"x86_64-manylinux_{glibc.replace('.', '_')}",
+    ]
     command += ["--only-binary", ":all:", "--default-index", options["index-url"], "--find-links", str(stubs)]
     command += ["--format", "pylock.toml", "--output-file", str(out), "--quiet"]
     # No setting of this machine's uv may decide what gets into the lock, a local mirror least of all.
@@ -226,9 +149,14 @@ def best_wheel(package: Table, python: str, glibc: str) -> Table:
     major, minor = (int(x) for x in glibc.split("."))
     platforms = [f"manylinux_{major}_{n}_x86_64" for n in range(minor, 4, -1)]
     legacy = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
-    order = [p for name in platforms for p in (name, legacy.get(int(name.split("_")[2]))) if p] + ["linux_x86_64"]
+    order = [p for name in platforms for p in (name, legacy.get(int(name.split("_")[2]))) if p] + [
+        "linux_x86_64"
+    ]
     version = tuple(int(x) for x in python.split(".")[:2])
-    tags = [*cpython_tags(version, platforms=order), *compatible_tags(version, f"cp{version[0]}{version[1]}", order)]
+    tags = [
+        *cpython_tags(version, platforms=order),
+        *compatible_tags(version, f"cp{version[0]}{version[1]}", order),
+    ]
     rank = {tag: place for place, tag in enumerate(tags)}
     fits = []
     for wheel in package.get("wheels", []):
@@ -236,25 +164,35 @@ def best_wheel(package: Table, python: str, glibc: str) -> Table:
         if places := [rank[tag] for tag in wheel_tags if tag in rank]:
             fits.append(((min(places), *(-n for n in build[:1] if isinstance(n, int))), wheel))
     if not fits:
-        raise LockError(f"{package['name']} {package['version']} has no wheel for Python {python} and glibc {glibc}")
+        raise LockError(
+            f"{package['name']} {package['version']} has no wheel for Python {python} and glibc {glibc}"
+        )
     chosen: Table = min(fits, key=lambda pair: pair[0])[1]
     return chosen
 
 
 def pypi_row(package: Table, manifest: Manifest, known: Mapping[str, Row], python: str, glibc: str) -> Row:
-    """One PyPI package as a row of the lock. METADATA is read from the server unless the lock has it for this hash."""
+    """One PyPI package as a row of the lock. METADATA is read from the server unless the lock has it for this
+    hash."""
     lock_options = manifest.table["tool"]["lock"]
     name = canonicalize_name(package["name"])
     pinned = lock_options.get("wheels", {}).get(name)
     if pinned and package["version"] == str(parse_wheel_filename(wheel_file(pinned["url"]))[1]):
-        row: Row = {"pypi": pinned["url"], "name": name, "version": package["version"], "sha256": pinned["sha256"]}
+        row: Row = {
+            "pypi": pinned["url"],
+            "name": name,
+            "version": package["version"],
+            "sha256": pinned["sha256"],
+        }
         row |= {"index": pinned["index"], "requires_dist": pinned["requires-dist"]}
         row["requires_python"] = pinned["requires-python"]
         return row
     wheel = best_wheel(package, python, glibc)
     url = wheel["url"].partition("#")[0]
     if urlsplit(url).scheme != "https" or urlsplit(url).hostname not in lock_options["file-hosts"]:
-        raise LockError(f"{name}: {url} is not on a host of pixi.toml [tool.lock] file-hosts; nothing else may be locked")
+        raise LockError(
+            f"{name}: {url} is not on a host of pixi.toml [tool.lock] file-hosts; nothing else may be locked"
+        )
     sha256 = wheel["hashes"]["sha256"]
     row = {"pypi": url, "name": name, "version": package["version"], "sha256": sha256}
     try:
@@ -264,7 +202,7 @@ def pypi_row(package: Table, manifest: Manifest, known: Mapping[str, Row], pytho
     return row | {key: data[key] for key in ("requires_dist", "requires_python") if data.get(key)}
 
 
-# ---------------------------------------------------------------------------------------------- the whole
+# ------------------------------------------------------------------ the whole
 
 
 def build(root: Path, folder: Path | None, upgrade: bool) -> Table:
@@ -297,7 +235,8 @@ def build(root: Path, folder: Path | None, upgrade: bool) -> Table:
             answer = resolve(manifest, name, python, glibc, locked, work / name, upgrade)
             answer = [package for package in answer if applies(package, python)]
             with ThreadPoolExecutor(8) as pool:
-                pypi = list(pool.map(lambda p: pypi_row(p, manifest, known, python, glibc), answer))
+                jobs = [pool.submit(pypi_row, package, manifest, known, python, glibc) for package in answer]
+                pypi = [job.result() for job in jobs]
             entries = [{"conda": row["conda"]} for row in conda] + [{"pypi": row["pypi"]} for row in pypi]
             environments[name] = {
                 "channels": [{"url": str(channels[0].base_url)}],
@@ -322,7 +261,12 @@ def applies(package: Table, python: str) -> bool:
         return True
     environment = {"implementation_name": "cpython", "implementation_version": python, "os_name": "posix"}
     environment |= {"platform_machine": "x86_64", "platform_python_implementation": "CPython", "extra": ""}
-    environment |= {"platform_release": "", "platform_system": "Linux", "platform_version": "", "sys_platform": "linux"}
+    environment |= {
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "sys_platform": "linux",
+    }
     environment |= {"python_full_version": python, "python_version": python.rpartition(".")[0]}
     return Marker(marker).evaluate(environment)
 
@@ -341,10 +285,18 @@ def canonical(data: Table) -> bytes:
 
 def main(argv: list[str]) -> int:
     """Exit code 0: written, or up to date; 1: could not, or (--check) out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--solve-conda", metavar="DIR", type=Path, help="solve the conda half from DIR's repodata")
-    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pixi.toml allows")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when pixi.lock would change")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--solve-conda", metavar="DIR", type=Path, help="solve the conda half from DIR's repodata"
+    )
+    parser.add_argument(
+        "--upgrade", action="store_true", help="take the newest versions that pixi.toml allows"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when pixi.lock would change"
+    )
     options = parser.parse_args(argv)
     path = ROOT / "pixi.lock"
     try:

@@ -1,6 +1,8 @@
-"""Reads pixi.toml and pixi.lock with the standard library alone: what pixiw and scripts/lock.py both know of them.
+"""Reads pixi.toml and pixi.lock with the standard library alone: what pixiw and scripts/lock.py both know of
+them.
 
-It covers what this repository's manifest uses, and says so when it meets something else, rather than guessing.
+It covers what this repository's manifest uses, and says so when it meets something else, rather than
+guessing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """A task that runs first: its name, its arguments and the environment it asks for (None: the caller's)."""
+    """A task that runs first: its name, its arguments and the environment it asks for (None: the
+    caller's)."""
 
     task: str
     args: tuple[str, ...]
@@ -40,7 +43,8 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of pixi.toml. `cmd` None means that it only has `depends_on`. `cwd` is relative to the repository."""
+    """One task of pixi.toml. `cmd` None means that it only has `depends_on`. `cwd` is relative to the
+    repository."""
 
     name: str
     cmd: str | None
@@ -64,7 +68,8 @@ class Wheel:
 
 
 class Manifest:
-    """pixi.toml. Features merge as in pixi: an environment's own features before the default one, first wins."""
+    """pixi.toml. Features merge as in pixi: an environment's own features before the default one, first
+    wins."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -105,26 +110,33 @@ class Manifest:
         return out
 
     def specs(self, environment: str, key: str) -> list[tuple[str, Any]]:
-        """Every (name, spec) of `dependencies` or `pypi-dependencies`: two features' specs of a name both count."""
+        """Every (name, spec) of `dependencies` or `pypi-dependencies`: two features' specs of a name both
+        count."""
         return [item for f in self.features(environment) for item in f.get(key, {}).items()]
 
     def activation_env(self, environment: str) -> dict[str, str]:
-        """The variables of [activation.env], not yet expanded. Activation scripts are refused: pixiw runs none."""
+        """The variables of [activation.env], not yet expanded. Activation scripts are refused: pixiw runs
+        none."""
         for feature in self.features(environment):
             if feature.get("activation", {}).get("scripts"):
                 raise ManifestError("activation scripts in pixi.toml need pixi itself")
         return {k: str(v) for k, v in self.merged(environment, "activation", "env").items()}
 
     def leave_out(self, environment: str) -> dict[str, str]:
-        """Packages that pixiw does not install into an environment, with the reason ([tool.pixiw.leave-out])."""
-        out: dict[str, str] = self.table.get("tool", {}).get("pixiw", {}).get("leave-out", {}).get(environment, {})
+        """Packages that pixiw does not install into an environment, with the reason
+        ([tool.pixiw.leave-out])."""
+        out: dict[str, str] = (
+            self.table.get("tool", {}).get("pixiw", {}).get("leave-out", {}).get(environment, {})
+        )
         return out
 
     def wheel(self, name: str) -> Wheel:
         """A wheel of [tool.bwd.wheels]: pinned, fetched on demand, installed nowhere."""
         wheels = self.table.get("tool", {}).get("bwd", {}).get("wheels", {})
         if name not in wheels:
-            raise ManifestError(f"no wheel '{name}' in pixi.toml [tool.bwd.wheels]; there are: {', '.join(wheels)}")
+            raise ManifestError(
+                f"no wheel '{name}' in pixi.toml [tool.bwd.wheels]; there are: {', '.join(wheels)}"
+            )
         return Wheel(name, wheels[name]["version"], wheels[name]["sha256"], "", None)
 
     def tasks(self, environment: str = DEFAULT) -> dict[str, Task]:
@@ -174,15 +186,17 @@ def _dependency(value: Any) -> Dependency:
 def read_wheels(lock: Path, environment: str) -> list[Wheel]:
     """The PyPI rows of one environment, sorted by name, from a pixi.lock v7 in the form that pixi writes.
 
-    Raises ManifestError for another version, an unknown environment, or a row without a sha256 (nothing is installed
-    that the lock does not pin by hash).
+    Raises ManifestError for another version, an unknown environment, or a row without a sha256 (nothing is
+    installed that the lock does not pin by hash).
     """
     try:
         text = lock.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ManifestError(f"{lock} is missing") from None
     if not text.startswith("version: 7\n"):
-        raise ManifestError(f"{lock.name} is not in format 7: write it with ./pixiw run lock, or install pixi")
+        raise ManifestError(
+            f"{lock.name} is not in format 7: write it with ./pixiw run lock, or install pixi"
+        )
     wanted, rows, section, current = _locations(text, environment), [], "", None
     fields: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
@@ -214,7 +228,9 @@ def _locations(text: str, environment: str) -> set[str]:
         elif inside and current == environment and (match := re.match(r"      - pypi: (\S+)$", line)):
             out.add(match[1])
     if environment not in names:
-        raise ManifestError(f"no environment '{environment}' in pixi.lock; there are: {', '.join(sorted(names))}")
+        raise ManifestError(
+            f"no environment '{environment}' in pixi.lock; there are: {', '.join(sorted(names))}"
+        )
     return out
 
 

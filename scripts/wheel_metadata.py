@@ -21,7 +21,7 @@ class _Remote(io.RawIOBase):
             if response.status != 206:
                 raise OSError(f"{url}: the server takes no range requests")
             self._size = int(response.headers["Content-Range"].rsplit("/", 1)[1])
-            self._tail = response.read()
+            self._tail = bytes(response.read())
 
     def _get(self, span: str) -> Any:
         request = urllib.request.Request(self._url, headers={"Range": span})
@@ -50,14 +50,14 @@ class _Remote(io.RawIOBase):
             data = self._tail[self._at - tail_at :][:count]
         else:
             with self._get(f"bytes={self._at}-{self._at + count - 1}") as response:
-                data = response.read()
+                data = bytes(response.read())
         self._at += len(data)
         return data
 
 
 def remote_metadata(url: str) -> dict[str, Any]:
-    """requires_dist (list) and requires_python (str or None) of a wheel. Raises OSError or zipfile.BadZipFile."""
-    with zipfile.ZipFile(_Remote(url)) as wheel:  # type: ignore[arg-type]
+    """`requires_dist` (list) and `requires_python` (str or None). Raises OSError or zipfile.BadZipFile."""
+    with zipfile.ZipFile(_Remote(url)) as wheel:
         names = [n for n in wheel.namelist() if n.count("/") == 1 and n.endswith(".dist-info/METADATA")]
         text = wheel.read(names[0]).decode("utf-8", "replace")
     message = email.parser.Parser().parsestr(text)
