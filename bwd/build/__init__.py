@@ -1,0 +1,1 @@
+"""Building vLLM from source for the cards that are there, without flash-attn (docs/build.md)."""

@@ -1,0 +1,294 @@
+"""A build from its settings to an installed wheel: sources, patches, compile, wheel, check."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bwd.build import compile as compiler
+from bwd.build import git_source, patches, sources, toolkit, wheel
+from bwd.build.engine import Engine
+from bwd.build.sources import Say
+from bwd.core.build import Jobs, version_of, wheel_key, wheel_requirements
+from bwd.errors import BwdError
+
+GB = 10**9
+DISK_NEEDED = {"source": 4 * GB, "wheel": 3 * GB}
+"""Bytes that a build takes in the state folder at its largest (docs/build.md): sources, objects, wheel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What is to be built, for whom: `kind` "source" or "wheel", `origin` "sdist" or "git", the engine's
+    environment, `state` the build's folder, `offline` folders of pinned files."""
+
+    kind: str
+    origin: str
+    archs: tuple[str, ...]
+    jobs: Jobs
+    engine: Engine
+    root: Path
+    state: Path
+    offline: tuple[Path, ...] = ()
+
+    @property
+    def cache(self) -> Path:
+        return self.state / "wheels"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "build.log"
+
+    @property
+    def patches(self) -> tuple[Path, ...]:
+        return patches.series(self.root / "patches" / "vllm-0.32.0")
+
+
+@contextmanager
+def only_one(state: Path) -> Iterator[int]:
+    """One build at a time in a state folder: the second one is told so. Yields the lock's descriptor: a
+    compiler that outlives a killed build keeps it, so that the next build does not start beside it."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BwdError("another build is at work in this state folder", hint="wait for it") from error
+        yield lock.fileno()
+
+
+def check_space(spec: Spec) -> None:
+    """Refuse before a minute is spent when the disk cannot hold the build, or cannot be written."""
+    try:
+        spec.state.mkdir(parents=True, exist_ok=True)
+        probe = spec.state / ".writable"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise BwdError(
+            f"the build folder cannot be written: {error.strerror}",
+            hint="set BWD_STATE_DIR to a folder that you can write",
+            where="BWD_STATE_DIR",
+        ) from error
+    free = shutil.disk_usage(spec.state).free
+    have = _size(spec.state / "tree") + _size(spec.state / "objects")
+    needed = DISK_NEEDED[spec.kind] - have
+    if free < needed:
+        raise BwdError(
+            f"the build needs {needed / GB:.1f} GB in the state folder and {free / GB:.1f} GB are free",
+            hint="free space, or point BWD_STATE_DIR at a larger disk",
+            where="BWD_STATE_DIR",
+        )
+
+
+def _size(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
+
+
+def key_of(spec: Spec, pins: sources.Pins, kit: toolkit.Toolkit | None) -> str:
+    """The key of the wheel that this build would make."""
+    parts = {
+        "kind": spec.kind,
+        "source": pins.sdist.sha256 if spec.kind == "source" else pins.wheel.sha256,
+        "patches": patches.series_sha256(spec.patches),
+        "triton_kernels": pins.triton_kernels_sha256,
+    }
+    if kit is not None:
+        parts |= {
+            "torch": spec.engine.torch,
+            "cutlass": f"flashinfer {spec.engine.flashinfer}",
+            "cuda": kit.nvcc_version,
+            "archs": ";".join(spec.archs),
+            "compiler": kit.cxx_version,
+            "flags": " ".join(compiler.FLAGS),
+        }
+    return wheel_key(parts)
+
+
+def build(spec: Spec, environ: Mapping[str, str], say: Say) -> wheel.Kept:
+    """The wheel of this spec: the kept one when its key is there, else built now. Raises BwdError."""
+    pins = sources.read_pins(spec.root / "patches" / "sources.json")
+    check_space(spec)
+    with only_one(spec.state) as lock:
+        kit = None
+        if spec.kind == "source":
+            kit = toolkit.make(spec.engine.torch_root, spec.state / "toolkit", environ)
+        key = key_of(spec, pins, kit)
+        kept = wheel.find(spec.cache, key)
+        if kept is not None:
+            say(f"the wheel for these sources, patches and cards is kept (key {key})")
+            return kept
+        spec.log.write_text("")
+        started = time.monotonic()
+        indexes = sources.index_urls(spec.root, environ)
+        if kit is None:
+            made, facts = _from_wheel(spec, pins, indexes, environ, say)
+        else:
+            made, facts = _from_source(spec, pins, kit, lock, indexes, environ, say)
+        info = {
+            "key": key,
+            "kind": spec.kind,
+            "vllm": version_of(spec.archs, spec.kind),
+            "archs": list(spec.archs),
+            "torch": spec.engine.torch,
+            "flashinfer": spec.engine.flashinfer,
+            "cuda": kit.nvcc_version if kit else "as published",
+            "compiler": f"gcc {kit.cxx_version}" if kit else "as published",
+            "patches": [p.name for p in spec.patches],
+            **facts,
+        }
+        say("packing the wheel")
+        requires = _requires(spec.state / "tree" if spec.kind == "source" else made)
+        packed = wheel.write(made, spec.state / "packed", version_of(spec.archs, spec.kind), requires, info)
+        shutil.rmtree(made, ignore_errors=True)
+        kept = wheel.keep(packed, spec.cache, key)
+        size = kept.wheel.stat().st_size / 1e6
+        say(f"{kept.wheel.name}: {size:.0f} MB after {(time.monotonic() - started) / 60:.1f} min (key {key})")
+        return kept
+
+
+def prepare_tree(
+    spec: Spec, pins: sources.Pins, indexes: Sequence[str], environ: Mapping[str, str], say: Say
+) -> Path:
+    """The patched source tree. Kept between builds while sources and patches are the same, so that ninja
+    goes on where an interrupted build stopped."""
+    tree = spec.state / "tree"
+    series = spec.patches
+    stamp = spec.state / "tree.stamp"
+    want = f"{spec.origin} {pins.tree_sha256} {patches.series_sha256(series)}"
+    if tree.is_dir() and stamp.is_file() and stamp.read_text() == want:
+        return tree
+    stamp.unlink(missing_ok=True)
+    if spec.origin == "git":
+        clone = git_source.clone(pins, spec.state / "clone", say, environ)
+        shutil.rmtree(tree, ignore_errors=True)
+        shutil.copytree(clone, tree, ignore=shutil.ignore_patterns(".git"))
+    else:
+        archive = sources.fetch(pins.sdist, spec.state / "sources", indexes, say, spec.offline)
+        say("unpacking the sources")
+        sources.unpack_sdist(archive, tree)
+    if sources.compiled_sha256(tree) != pins.tree_sha256:
+        raise BwdError(
+            "the unpacked sources are not the pinned ones", hint="`bwd build --clean`, then build again"
+        )
+    say(f"applying {len(series)} patches")
+    patches.apply(series, tree, environ)
+    stamp.write_text(want)
+    return tree
+
+
+def _from_source(
+    spec: Spec,
+    pins: sources.Pins,
+    kit: toolkit.Toolkit,
+    lock: int,
+    indexes: Sequence[str],
+    environ: Mapping[str, str],
+    say: Say,
+) -> tuple[Path, dict[str, object]]:
+    tree = prepare_tree(spec, pins, indexes, environ, say)
+    kernels = sources.triton_kernels(pins, spec.state / "sources", indexes, say, spec.offline)
+    library = _cutlass_library(spec, pins, indexes, say) if "9.0" in spec.archs else None
+    inputs = compiler.Inputs(
+        tree=tree,
+        python=spec.engine.python,
+        cutlass=spec.engine.cutlass,
+        triton_kernels=kernels,
+        cutlass_library=library,
+        folder=spec.state / "objects" / ("sm" + "-".join(a.replace(".", "") for a in spec.archs)),
+        log=spec.log,
+    )
+    env = compiler.build_environment(kit, inputs, spec.archs, environ)
+    toolkit.make_driver_stub(kit, env)
+    with _patch_tool(spec.state / "tools", env) as env_with_patch:
+        say(f"compiling for {', '.join(spec.archs)} with {spec.jobs.count} jobs ({spec.jobs.reason})")
+        compiler.configure(kit, inputs, spec.jobs, env_with_patch, say)
+        compiled = compiler.compile_all(inputs, spec.jobs, env_with_patch, say, lock)
+        made = spec.state / "made"
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.copytree(tree / "vllm", made / "vllm")
+        compiler.install_components(inputs, made, env_with_patch)
+    (made / "vllm" / "_version.py").write_text(wheel.version_module(version_of(spec.archs, "source")))
+    return made, {**asdict(compiled), "jobs": spec.jobs.count}
+
+
+@contextmanager
+def _patch_tool(folder: Path, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """vLLM's CMakeLists.txt calls `patch` on one of torch's headers. Where there is none (conda-forge's
+    compilers do not bring it), git does the same."""
+    if shutil.which("patch", path=env.get("PATH")):
+        yield dict(env)
+        return
+    git = shutil.which("git", path=env.get("PATH"))
+    if git is None:
+        raise BwdError("neither patch nor git is installed", hint="install git")
+    folder.mkdir(parents=True, exist_ok=True)
+    tool = folder / "patch"
+    tool.write_text(
+        "#!/bin/sh\n"
+        "# patch --batch --forward -p1 --input=FILE, done by git\n"
+        'for word in "$@"; do case "$word" in --input=*) file=${word#--input=};; esac; done\n'
+        f'GIT_CEILING_DIRECTORIES="$(dirname "$PWD")" exec {git} apply -p1 "$file"\n'
+    )
+    tool.chmod(0o755)
+    yield {**env, "PATH": f"{folder}{os.pathsep}{env.get('PATH', '')}"}
+
+
+def _cutlass_library(spec: Spec, pins: sources.Pins, indexes: Sequence[str], say: Say) -> Path:
+    """CUTLASS's kernel generator, which FlashInfer's copy leaves out: Machete (9.0) is generated with it."""
+    import zipfile
+
+    archive = sources.fetch(pins.cutlass_library, spec.state / "sources", indexes, say, spec.offline)
+    folder = spec.state / "sources" / "cutlass_library"
+    if not (folder / "cutlass_library" / "__init__.py").is_file():
+        with zipfile.ZipFile(archive) as packed:
+            names = [n for n in packed.namelist() if n.startswith("cutlass_library/") and n.endswith(".py")]
+            packed.extractall(folder, [n for n in names if "/source/" not in n])
+    return folder
+
+
+def _from_wheel(
+    spec: Spec, pins: sources.Pins, indexes: Sequence[str], environ: Mapping[str, str], say: Say
+) -> tuple[Path, dict[str, object]]:
+    """Upstream's published wheel without its flash-attn libraries, with the Python half of the patches."""
+    import zipfile
+
+    archive = sources.fetch(pins.wheel, spec.state / "sources", indexes, say, spec.offline)
+    made = spec.state / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    say("unpacking upstream's wheel")
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(made, [n for n in packed.namelist() if not _left_out(n)])
+    patches.apply(spec.patches, made, environ, only="vllm/")
+    (made / "vllm" / "_version.py").write_text(wheel.version_module(version_of(spec.archs, "wheel")))
+    return made, {"published": pins.wheel.sha256}
+
+
+def _left_out(name: str) -> bool:
+    """flash-attn, in each of its forms."""
+    return name.startswith("vllm/vllm_flash_attn/") and not name.endswith(
+        ("vllm_flash_attn/__init__.py", "vllm_flash_attn/flash_attn_interface.py")
+    )
+
+
+def _requires(tree: Path) -> tuple[str, ...]:
+    folder = tree / "requirements"
+    if folder.is_dir():
+        lines = [
+            *(folder / "common.txt").read_text().splitlines(),
+            *(folder / "cuda.txt").read_text().splitlines(),
+        ]
+        return wheel_requirements(lines)
+    for dist in tree.glob("vllm-*.dist-info"):
+        return tuple(
+            line.removeprefix("Requires-Dist: ").strip()
+            for line in (dist / "METADATA").read_text().splitlines()
+            if line.startswith("Requires-Dist: ") and "extra ==" not in line
+        )
+    return ()

@@ -1,0 +1,266 @@
+"""What a build of vLLM is: architectures, jobs, the key of its wheel, progress, and why it failed. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bwd.core.problem import Problem
+
+VLLM_VERSION = "0.32.0"
+DEFAULT_ARCH = "12.0"
+
+KNOWN_ARCHS: Mapping[str, str] = {
+    "8.0": "A100",
+    "8.6": "RTX 30",
+    "8.9": "RTX 40, L40",
+    "9.0": "H100, H200",
+    "10.0": "B200, GB200",
+    "11.0": "Thor",
+    "12.0": "RTX 50, RTX PRO 6000 Blackwell",
+}
+"""Compute capabilities that vLLM 0.32.0 builds for with nvcc 13.0 (its CMakeLists.txt, CUDA_SUPPORTED_ARCHS),
+less 7.5, which FlashInfer's attention does not take."""
+
+GIB = 1 << 30
+
+
+# ------------------------------------------------------------------ architectures
+def parse_arch(text: str, where: str) -> tuple[str, ...] | Problem:
+    """The architectures that BUILD_ARCH names: "12.0", "sm_120", "120", several with ; or , or space.
+
+    Ascending, no duplicates. 12.1 (DGX Spark) runs the family code of 12.0 and counts as it.
+    """
+    found: list[str] = []
+    for word in re.split(r"[;,\s]+", text.strip()):
+        match = re.fullmatch(
+            r"(?:sm_?|compute_?)?(\d{1,2})\.?(\d)[af]?", word, re.IGNORECASE
+        )
+        name = f"{int(match[1])}.{match[2]}" if match else ""
+        name = {"12.1": "12.0", "10.3": "10.0"}.get(name, name)
+        if name not in KNOWN_ARCHS:
+            known = ", ".join(f"{a} ({who})" for a, who in KNOWN_ARCHS.items())
+            return Problem(
+                "BUILD_ARCH",
+                where,
+                f"{word!r} is not an architecture that can be built",
+                f"one of {known}",
+            )
+        found.append(name)
+    return tuple(sorted(set(found), key=lambda a: tuple(map(int, a.split(".")))))
+
+
+def arch_of(capabilities: Iterable[tuple[int, int]]) -> tuple[str, ...]:
+    """The architectures of the cards present, 12.0 where there is none."""
+    names = {f"{major}.{minor}" for major, minor in capabilities}
+    names = {{"12.1": "12.0", "10.3": "10.0"}.get(n, n) for n in names} & set(
+        KNOWN_ARCHS
+    )
+    return tuple(sorted(names, key=lambda a: tuple(map(int, a.split("."))))) or (
+        DEFAULT_ARCH,
+    )
+
+
+# ------------------------------------------------------------------ jobs
+GB_PER_JOB = 3.0
+"""Memory in GiB that a compile job is reckoned with. Most units of this build stay under 2.5 GiB and a few
+large ones come close to 10 (docs/build.md has the measured list), but never all at once: 3 GiB a job is what
+keeps the sum of the largest n units of the 12.0 build inside the memory of every machine with 8 GiB or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """How many compilers run at once, each with `nvcc_threads` threads, and why so many."""
+
+    count: int
+    nvcc_threads: int
+    reason: str
+
+
+def jobs(cpus: int, memory: int, setting: int | None = None, archs: int = 1) -> Jobs:
+    """Jobs for `cpus` usable processors and `memory` bytes available.
+
+    nvcc runs one thread an architecture at most, so threads are given only where several
+    architectures are built and processors are left over. MAX_JOBS overrides the count.
+    """
+    if setting is not None:
+        return Jobs(setting, 1, f"MAX_JOBS={setting}")
+    fit = max(1, int(memory / GIB / GB_PER_JOB))
+    count = max(1, min(cpus, fit))
+    threads = max(1, min(archs, cpus // count))
+    limit = "processors" if count == cpus else f"memory: {GB_PER_JOB:.0f} GiB a job"
+    return Jobs(
+        count,
+        threads,
+        f"{cpus} processors, {memory / GIB:.0f} GiB available; limited by {limit}",
+    )
+
+
+# ------------------------------------------------------------------ the key of a wheel
+def wheel_key(parts: Mapping[str, str]) -> str:
+    """16 hex digits over everything that decides a wheel's bytes: source hash, patch hashes, torch, CUDA,
+    architectures, compiler, flags. The same key never builds twice."""
+    canonical = json.dumps(
+        dict(sorted(parts.items())), sort_keys=True, separators=(",", ":")
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def version_of(archs: Sequence[str], kind: str) -> str:
+    """The version that our wheel carries: 0.32.0+bwd.sm120 from source, 0.32.0+bwd.wheel for upstream's."""
+    suffix = (
+        ".".join("sm" + a.replace(".", "") for a in archs) if kind == "source" else kind
+    )
+    return f"{VLLM_VERSION}+bwd.{suffix}"
+
+
+# ------------------------------------------------------------------ progress
+@dataclass(frozen=True, slots=True)
+class NinjaStep:
+    """One finished step of `total`, and the file it made."""
+
+    done: int
+    total: int
+    name: str
+
+
+def ninja_step(line: str) -> NinjaStep | None:
+    """`[3/114] Building CUDA object CMakeFiles/x.dir/csrc/topk.cu.o` -> 3, 114, csrc/topk.cu."""
+    match = re.match(
+        r"\[(\d+)/(\d+)\] (?:\w+ )*(?:CMakeFiles/[^/ ]+\.dir/)?(\S+)", line
+    )
+    if match is None:
+        return None
+    return NinjaStep(int(match[1]), int(match[2]), match[3].removesuffix(".o"))
+
+
+def progress_line(step: NinjaStep, elapsed: float, done_before: int = 0) -> str:
+    """`built 12 of 114 (6.1 a minute, about 17 min left): csrc/topk.cu`; `elapsed` in seconds,
+    `done_before` the steps that an earlier, interrupted build had finished."""
+    mine = max(step.done - done_before, 1)
+    rate = mine / max(elapsed, 1e-9) * 60
+    left = (step.total - step.done) / rate if rate else 0.0
+    return f"built {step.done} of {step.total} ({rate:.1f} a minute, about {left:.0f} min left): {step.name}"
+
+
+# ------------------------------------------------------------------ failures
+@dataclass(frozen=True, slots=True)
+class BuildFailure:
+    """Why a build ended: `cause` in one line, `unit` the file it stood at, `hint` what would work."""
+
+    id: str
+    cause: str
+    unit: str
+    hint: str
+
+
+_FAILURES: Sequence[tuple[str, str, str, str]] = (
+    (
+        "OUT_OF_MEMORY",
+        r"(?:cicc|ptxas|cudafe\+\+|cc1plus|nvcc|fatbinary)\b[^\n]*\b(?:died due to signal 9|Killed)|Killed signal terminated program"
+        r"|c\+\+: fatal error: Killed|virtual memory exhausted|Cannot allocate memory|std::bad_alloc|out of memory allocating",
+        "a compiler was killed for want of memory",
+        "set MAX_JOBS={fewer} in .env and build again: what is done stays done",
+    ),
+    (
+        "COMPILER_CRASHED",
+        r"died due to signal (?:11|6|4|8)\b|internal compiler error|Segmentation fault",
+        "a compiler crashed",
+        "build again; if it stands at the same file twice, check the machine's memory (memtest) and the toolchain",
+    ),
+    (
+        "DISK_FULL",
+        r"No space left on device|Disk quota exceeded",
+        "the disk is full",
+        "free space in the state folder, or point BWD_STATE_DIR at a larger disk, and build again",
+    ),
+    (
+        "MISSING_HEADER",
+        r"fatal error: (?P<what>\S+): No such file or directory|cannot open source file \"(?P<what2>[^\"]+)\"",
+        "the header {what} is missing",
+        "the toolkit in the environment is not whole: remove the environment and run the build again",
+    ),
+    (
+        "MISSING_LIBRARY",
+        r"cannot find -l(?P<what>\S+)",
+        "the library {what} is missing",
+        "the toolkit in the environment is not whole: remove the environment and run the build again",
+    ),
+    (
+        "COMPILER_TOO_NEW",
+        r"unsupported GNU version! gcc versions later than (?P<what>\d+) are not supported",
+        "this gcc is newer than nvcc takes (up to {what})",
+        "use the locked compiler: run the build through pixi, or set CXX to an older g++",
+    ),
+    (
+        "UNSUPPORTED_ARCH",
+        r"nvcc fatal\s*: (?:Unsupported gpu architecture|Value) '(?P<what>[^']+)'",
+        "nvcc does not know the architecture {what}",
+        "nvcc 13.0 is needed for 12.0: run the build through pixi, or set CUDA_HOME to a CUDA 13.0 toolkit",
+    ),
+    (
+        "PATCH_FAILED",
+        r"error: patch failed: (?P<what>\S+)|Hunk #\d+ FAILED",
+        "a patch does not fit the sources",
+        "remove the build folder (`bwd build --clean`) so that the sources are unpacked anew",
+    ),
+    (
+        "READ_ONLY",
+        r"Read-only file system|Permission denied",
+        "the build folder cannot be written",
+        "point BWD_STATE_DIR at a folder that you can write",
+    ),
+)  # fmt: skip
+
+
+def diagnose(output: Sequence[str], code: int, jobs_used: int) -> BuildFailure:
+    """The first cause in the build's output (lines), where it stood, and what would work."""
+    unit = ""
+    for line in output:
+        if match := re.match(
+            r"FAILED: (?:\[code=\d+\] )?(?:CMakeFiles/[^/ ]+\.dir/)?(\S+)", line
+        ):
+            unit = unit or match[1].removesuffix(".o")
+    for name, pattern, cause, hint in _FAILURES:
+        for line in output:
+            found = re.search(pattern, line)
+            if found is None:
+                continue
+            groups = found.groupdict()
+            what = groups.get("what") or groups.get("what2") or ""
+            fewer = max(1, jobs_used // 2)
+            return BuildFailure(
+                name, cause.format(what=what), unit, hint.format(fewer=fewer)
+            )
+    if code in (-9, 137):
+        return BuildFailure(
+            "OUT_OF_MEMORY", "the build was killed (likely for want of memory)", unit,
+            f"set MAX_JOBS={max(1, jobs_used // 2)} in .env and build again: what is done stays done",
+        )  # fmt: skip
+    first = next(
+        (
+            line.strip()
+            for line in output
+            if re.search(r"\berror\b|CMake Error", line, re.IGNORECASE)
+        ),
+        "",
+    )
+    return BuildFailure(
+        "FAILED",
+        f"the build ended with code {code}" + (f": {first[:200]}" if first else ""),
+        unit,
+        "see the log",
+    )
+
+
+def wheel_requirements(text: Iterable[str]) -> tuple[str, ...]:
+    """The Requires-Dist values of upstream's requirements files (comments, blank lines and -r left out)."""
+    found = []
+    for line in text:
+        value = line.split("#", 1)[0].strip()
+        if value and not value.startswith("-"):
+            found.append(value)
+    return tuple(found)
