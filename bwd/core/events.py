@@ -177,7 +177,11 @@ class Noticed(RunEvent):
 
 @dataclass(frozen=True, slots=True)
 class Suspicion(RunEvent):
+    """Something does not add up. `cause` names it where a line of the log does: it is kept like that of
+    Noticed."""
+
     why: str
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,9 +206,9 @@ def _spawn(state: State, plan: PlanRef, now: float) -> Step:
 # ------------------------------------------------------------------ facts about the run
 def _of_run(state: State, event: RunEvent, now: float, policy: Policy) -> Step:
     phase = state.phase
+    if isinstance(event, Noticed | Suspicion) and event.cause is not None and phase in ALIVE:
+        state = _notice(state, event.cause, now, policy)
     match event:
-        case Noticed() if phase in ALIVE:
-            return _notice(state, event.cause, now, policy), ()
         case Communicating() if phase in STARTS:
             return replace(state, communicating=now, progressed=now), ()
         case Progress() if phase in STARTS:
@@ -384,8 +384,9 @@ def _adopt(state: State, event: Adopted, now: float) -> Step:
     ready = event.phase not in STARTS
     state = replace(
         _enter(state, P.SUSPECT if ready else event.phase, now), run=event.run, occupied=True,
-        plan=event.plan, wanted=True, started=now, communicating=None, was_ready=ready, again=False, trial=False, noticed=None,
-        cause=None, good=event.plan if ready else state.good, why="adopted, not probed yet",
+        plan=event.plan, wanted=True, started=now, communicating=None, was_ready=ready, again=False,
+        trial=False, noticed=None, cause=None, good=event.plan if ready else state.good,
+        why="adopted, not probed yet",
     )  # fmt: skip
     return state, (Record("adopted"),)
 

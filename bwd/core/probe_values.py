@@ -46,9 +46,9 @@ class Sample:
 
     counters         of the engine's /metrics; None: not readable this time
     in_flight        requests that front has passed on and that have not ended; None: not known
-    served           responses that front has finished; None: not known
-    throughput       tokens a second of the engine's ten-second log line, if one came since the last
-                     sample; it and `served` count only where the counters cannot be read
+    served           responses that front has finished, plus what the engine's ten-second log lines say:
+                     any number that grows with the engine's work. Counts only where the counters cannot
+                     be read; None: not known
     canary           a canary that ended since the last sample
     canary_since     when the canary now in flight was started; None: none is
     stopped          processes of the run in state T or t
@@ -65,7 +65,6 @@ class Sample:
     counters: Counters | None = None
     in_flight: int | None = None
     served: float | None = None
-    throughput: float | None = None
     canary: Canary | None = None
     canary_since: float | None = None
     stopped: tuple[Process, ...] = ()

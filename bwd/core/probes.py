@@ -35,8 +35,8 @@ from bwd.core.probe_values import (
 )
 
 __all__ = [
-    "Canary", "Healthy", "Hung", "Off", "Outcome", "ProbeSpec", "ProbeState", "Process", "Sample", "Suspected",
-    "Verdict", "begin", "canary_due", "event", "interval", "observe", "stalled", "window",
+    "Canary", "Healthy", "Hung", "Off", "Outcome", "ProbeSpec", "ProbeState", "Process", "Sample",
+    "Suspected", "Verdict", "begin", "canary_due", "event", "interval", "observe", "stalled", "window",
 ]  # fmt: skip
 
 
@@ -124,8 +124,7 @@ def _moves(state: ProbeState, sample: Sample) -> bool:
     whether or not the engine lives), nor do finished requests (an abort by a client counts there)."""
     old, new = state.counters, sample.counters
     if new is None:
-        more = state.served is not None and sample.served is not None and sample.served > state.served
-        return more or bool(sample.throughput)
+        return state.served is not None and sample.served is not None and sample.served > state.served
     if old is None:
         return False
     for name in ("generation_tokens", "prompt_tokens", "iterations", "kv_usage", "running"):

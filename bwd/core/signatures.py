@@ -1,71 +1,37 @@
 """Known lines of a failing engine: what each means, what is done about it, and what would work.
 
 A row matches the text *behind* the prefix of a line, from its first character, and only from the
-writers that can write it; so a prompt that somebody logged can never be taken for a failure. The rows
-are in `signatures_engine` and `signatures_gpu`; each carries a line as it was captured, or as the
-source of the pinned release prints it.
-
-What a row makes happen:
-    IGNORE   counted, never acted on
-    SUSPECT  a serving engine is looked at more closely; probes decide
-    NOTICE   kept as the cause, should the run end
-    END      the run is over, whatever its process still does
+writers that can write it in that phase; so a prompt that somebody logged is never taken for a failure.
+And were a line forged while the engine serves, it could do no more than bring a canary forward and
+give a later end a wrong name: no row for a serving engine ends a run or forbids its restart, except
+those of the kernel log. The rows are in `signatures_engine`, `_start`, `_model`, `_gpu` and `_kernel`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
 
-from bwd.core.events import SERVES, STARTS, Cause, Failed, Kind, Noticed, Phase, Rank, RunEvent, Suspicion
+from bwd.core import markers
+from bwd.core.events import STARTS, Cause, Failed, Kind, Noticed, Phase, Rank, RunEvent, Suspicion
 from bwd.core.log_lines import LogLine, Source
+from bwd.core.signature import STARTUP_WRITERS, Action, Signature
+from bwd.core.signatures_engine import ENGINE
+from bwd.core.signatures_gpu import GPU
+from bwd.core.signatures_kernel import KERNEL
+from bwd.core.signatures_model import MODEL
+from bwd.core.signatures_start import START
 
-STARTING = STARTS
-SERVING = SERVES | {Phase.DRAINING}
-ANY = STARTING | SERVING
+__all__ = ["TABLE", "Action", "Signature", "cause", "classify", "event", "find", "may_matter"]
 
+TABLE: tuple[Signature, ...] = (*ENGINE, *START, *MODEL, *GPU, *KERNEL)
 
-class Action(StrEnum):
-    IGNORE = "ignore"
-    SUSPECT = "suspect"
-    NOTICE = "notice"
-    END = "end"
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """One row. `pattern` is matched against the message from its first character; its named groups may
-    stand in `means` and `hint` as {name}. `writers` are the sources that can write the line, `files`
-    the file names behind "[...]" (empty: any). `kind` is None for a benign row. `key` is the setting
-    that the hint speaks of. `fixture` is a real line, `origin` where it was captured or read."""
-
-    id: str
-    pattern: str
-    means: str
-    kind: Kind | None
-    action: Action
-    fixture: str
-    origin: str
-    hint: str = ""
-    key: str = ""
-    phases: frozenset[Phase] = ANY
-    writers: frozenset[Source] = frozenset({Source.VLLM, Source.PRINT})
-    files: frozenset[str] = frozenset()
-    rank: Rank = Rank.ROOT
-    literal: str = ""
-    regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "regex", re.compile(self.pattern))
-
-    def match(self, line: LogLine, phase: Phase) -> re.Match[str] | None:
-        if phase not in self.phases or line.source not in self.writers:
-            return None
-        if self.files and line.file not in self.files:
-            return None
-        return self.regex.match(line.msg)
+UNKNOWN_ID = "UNKNOWN_ERROR"
+# The first line of a pydantic error says only that there is one; "  Value error, ..." follows.
+_UNKNOWN = re.compile(
+    r"(?P<error>(?:\w+\.)*[A-Z]\w*(?:Error|Exception)): (?!\d+ validation errors? for )(?P<text>\S.*)"
+    r"|  Value error, (?P<value>.+?)(?: \[type=|$)"
+)
 
 
 def find(line: LogLine, phase: Phase) -> tuple[Signature, Mapping[str, str]] | None:
@@ -85,43 +51,69 @@ def classify(line: LogLine, phase: Phase) -> Signature | None:
 
 def cause(line: LogLine, phase: Phase, where: Mapping[str, str] | None = None) -> Cause | None:
     """The cause that this line names, in words: values out of the line are filled in, and `where` (key
-    -> ".env:12") says where the setting stands. None for unknown and benign lines."""
+    -> ".env:12") says where the setting stands. An exception that no row knows, in a start, is a cause
+    of a lower rank, quoted. None for benign and for all other lines."""
     found = find(line, phase)
-    if found is None or found[0].kind is None:
-        return None
+    return _cause(found, where or {}) if found is not None else _unknown(line, phase)
+
+
+def _cause(found: tuple[Signature, Mapping[str, str]], where: Mapping[str, str]) -> Cause | None:
     signature, groups = found
+    if signature.kind is None:
+        return None
     return Cause(
-        kind=found[0].kind,
+        kind=signature.kind,
         id=signature.id,
         text=signature.means.format_map(groups),
-        where=_where(signature.key, where or {}),
+        where=_where(signature.key, where),
         hint=signature.hint.format_map(groups),
         rank=signature.rank,
     )
 
 
+def _unknown(line: LogLine, phase: Phase) -> Cause | None:
+    if phase not in STARTS or line.source not in STARTUP_WRITERS:
+        return None
+    if line.source is Source.VLLM and line.level not in ("ERROR", "CRITICAL"):
+        return None
+    found = _UNKNOWN.match(line.msg)
+    if found is None:
+        return None
+    text = found["value"] or f"{found['error']}: {found['text']}"
+    return Cause(
+        Kind.TRANSIENT, UNKNOWN_ID, f"the engine says: {text[:300]}",
+        hint="`bwd logs` shows the lines around it", rank=Rank.GENERIC,
+    )  # fmt: skip
+
+
 def _where(key: str, where: Mapping[str, str]) -> str:
-    if not key:
-        return ""
-    place = where.get(key, "")
+    place = where.get(key, "") if key else ""
     return f"{place} {key}" if place else key
 
 
 def event(line: LogLine, phase: Phase, run: int, where: Mapping[str, str] | None = None) -> RunEvent | None:
     """What the line tells the lifecycle: Noticed, Suspicion or Failed; None when it tells nothing."""
     found = find(line, phase)
-    if found is None:
-        return None
-    match found[0].action:
-        case Action.SUSPECT:
-            return Suspicion(run, found[0].means.format_map(found[1]))
-        case Action.NOTICE:
-            why = cause(line, phase, where)
-            return Noticed(run, why) if why is not None else None
-        case Action.END:
-            why = cause(line, phase, where)
-            return Failed(run, why) if why is not None else None
+    why = _cause(found, where or {}) if found is not None else _unknown(line, phase)
+    action = found[0].action if found is not None else Action.NOTICE
+    match action:
+        case Action.SUSPECT if found is not None:
+            return Suspicion(run, found[0].means.format_map(found[1]), why)
+        case Action.NOTICE if why is not None:
+            return Noticed(run, why)
+        case Action.END if why is not None:
+            return Failed(run, why)
     return None
 
 
-TABLE: tuple[Signature, ...] = ()
+LITERALS: tuple[str, ...] = tuple(
+    dict.fromkeys(
+        (*markers.LITERALS, *(row.literal for row in TABLE), "Error: ", "Exception: ", "Value error, ")
+    )
+)
+
+
+def may_matter(chunk: str) -> bool:
+    """Whether a piece of log, of any number of lines, can hold a marker or a known line at all. Far
+    cheaper than taking the lines apart: a serving engine's log nearly always can not."""
+    return any(literal in chunk for literal in LITERALS)
