@@ -36,7 +36,6 @@ class Program:
     pid: int
     uptime_s: float
     exit_status: int
-    log: str
 
 
 class Supervisor:
@@ -101,5 +100,4 @@ def _program(info: dict[str, Any]) -> Program:
         pid=int(info["pid"]),
         uptime_s=float(info["now"] - info["start"]) if running else 0.0,
         exit_status=int(info["exitstatus"]),
-        log=str(info["stdout_logfile"]),
     )

@@ -59,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
             _exec_foreground(paths)
         say = functools.partial(print, file=sys.stderr if args.json else sys.stdout, flush=True)
         begun = _bring_up(paths, settings, here, say)
-    if begun is None:
-        return _already(paths, here.status or {}, args.json)
     say(begun)
     try:
         if args.no_wait:
@@ -92,8 +90,8 @@ def _alone(paths: Paths) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _bring_up(paths: Paths, settings: Settings, here: Situation, say: Callable[[str], object]) -> str | None:
-    """Start what is missing; the line that says what was begun, or None when it serves already."""
+def _bring_up(paths: Paths, settings: Settings, here: Situation, say: Callable[[str], object]) -> str:
+    """Start what is missing; the line that says what was begun, or that nothing had to be."""
     if here.status is not None:
         return _rouse(paths, here.status)
     if here.supervisord is not None and not here.reachable:
@@ -120,11 +118,12 @@ def _bring_up(paths: Paths, settings: Settings, here: Situation, say: Callable[[
     return "bwd: already on its way; following it"
 
 
-def _rouse(paths: Paths, status: Mapping[str, Any]) -> str | None:
+def _rouse(paths: Paths, status: Mapping[str, Any]) -> str:
     """The daemon is up: what does a wish to serve mean for it?"""
     match status.get("phase"):
         case Phase.READY | Phase.SUSPECT:
-            return None
+            uptime = (status.get("run") or {}).get("uptime_s")
+            return "bwd: already running" + (f", for {start_view.span(float(uptime))}" if uptime else "")
         case Phase.FATAL:
             bwd_client.post(paths.bwd_socket, "/restart")
             return "bwd: it had given up; trying again"
@@ -133,18 +132,6 @@ def _rouse(paths: Paths, status: Mapping[str, Any]) -> str | None:
             return "bwd: starting the engine"
         case _:
             return "bwd: already on its way; following it"
-
-
-def _already(paths: Paths, status: Mapping[str, Any], as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(status, indent=2))
-        return ExitCode.OK
-    uptime = (status.get("run") or {}).get("uptime_s")
-    since = f", for {start_view.span(float(uptime))}" if uptime else ""
-    print(f"bwd: already running{since}")
-    for text in start_view.ready_lines(status):
-        print(text)
-    return ExitCode.OK
 
 
 def _watch(paths: Paths, args: argparse.Namespace) -> int:
@@ -202,7 +189,7 @@ def _no_port(settings: Settings, error: OSError) -> BwdError:
     origin = settings.origins.get("PORT")
     where = " ".join(part for part in (origin.where if origin else "", "PORT") if part)
     if error.errno == errno.EADDRINUSE:
-        from bwd.adapters.port_owner import port_owner
+        from bwd.adapters.preflight import port_owner
 
         owner = port_owner(settings.port)
         return BwdError(

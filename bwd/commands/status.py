@@ -72,10 +72,11 @@ def _rows_without_daemon(paths: Paths, here: Situation) -> list[str]:
     if here.trouble:
         rows.append(row("bwd", here.trouble))
     elif daemon is not None:
-        said = situation.last_line(daemon.log)
+        log = paths.logs / "bwd.log"
+        said = situation.last_line(str(log))
         rows.append(row("bwd", f"down: supervisord says {daemon.state} ({daemon.why})"))
         rows += [row("", f"its last line: {said}")] if said else []
-        rows.append(row("log", daemon.log))
+        rows.append(row("log", str(log)))
     elif here.supervisord is not None:
         rows.append(
             row(
@@ -90,7 +91,7 @@ def _rows_without_daemon(paths: Paths, here: Situation) -> list[str]:
             row("engine", f"pid {here.engine} is alive with nobody watching it; the next bwd adopts it")
         )
     if front is not None:
-        rows.append(row("front", f"{front.state} ({front.why})"))
+        rows.append(row("front", f"{front.state} ({front.why})" if front.why else front.state))
     if here.supervisord is None or daemon is not None:
         rows.append(row("do", "bwd serve"))
     return rows
