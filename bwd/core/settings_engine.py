@@ -229,6 +229,15 @@ def nccl_remark(name: str, value: str) -> tuple[str, str] | None:
     return None
 
 
+def advice(flag: str) -> str | None:
+    """How to give this flag, for somebody who wrote it as a key; None when vLLM knows no such flag."""
+    if flag in _KEY_OF_FLAG:
+        return f"use {_KEY_OF_FLAG[flag]}"
+    if flag not in FLAGS or flag in _RESERVED_FLAGS:
+        return None
+    return f"write EXTRA_VLLM_ARGS={flag}" + ("" if flag in FLAGS_SWITCH else "=...")
+
+
 def _words(text: str, key: str) -> list[str]:
     try:
         return shlex.split(text)

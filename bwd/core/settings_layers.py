@@ -195,9 +195,11 @@ def _unknown(name: str, where: str) -> Problem:
         return Problem(
             name, where, "counts in the process environment only", "export it in the shell instead"
         )
-    flag = "--" + name.casefold().replace("_", "-")
-    if flag in settings_engine.FLAGS:
-        return Problem(name, where, "not a key of bwd", f"write EXTRA_VLLM_ARGS={flag}")
+    if name.upper() in KEYS:
+        return Problem(name, where, "unknown key", f"use {name.upper()}")
+    advice = settings_engine.advice("--" + name.casefold().replace("_", "-"))
+    if advice is not None:
+        return Problem(name, where, "not a key of bwd", advice)
     names = [*(key for key in KEYS if key != NCCL.name), *settings_seed.ALIASES]
     if name.startswith("VLLM_"):
         names = [known for known in ENVIRONMENT if known.startswith("VLLM_")]

@@ -4,9 +4,9 @@ of a broken line is shown, ordinary lines mean what python-dotenv reads in them.
 from __future__ import annotations
 
 import io
-import re
 
 import dotenv as python_dotenv
+import fuzz_dotenv
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -231,28 +231,6 @@ def test_refused_as_a_whole(data: bytes, words: str) -> None:
     assert words in found.problems[0].message
 
 
-def _accounted(data: bytes) -> None:
-    """Every line that is not blank is an entry, a comment or a problem, exactly once."""
-    found = parse(data)
-    if any(":" not in problem.where for problem in found.problems):
-        assert len(found.problems) == 1
-        assert not found.entries
-        return
-    entries = [entry.line for entry in found.entries]
-    problems = [int(problem.where.split(":")[1]) for problem in found.problems]
-    lines = re.split(rb"\r\n|\n|\r", data.removeprefix(b"\xef\xbb\xbf"))
-    for number, line in enumerate(lines, start=1):
-        times = entries.count(number) + problems.count(number)
-        stripped = line.strip(b" \t")
-        if not stripped:
-            assert times == 0
-        elif stripped.startswith(b"#"):
-            assert number not in entries
-        else:
-            assert times == 1, line
-    assert set(entries + problems) <= set(range(1, len(lines) + 1))
-
-
 # Pieces that make lines which look like settings, and break in every place.
 _WORDS = (
     "PORT",
@@ -281,13 +259,13 @@ _PIECES = st.sampled_from([*_WORDS, *_TRAPS])
 @settings(max_examples=80, deadline=None)
 @given(st.lists(_PIECES, max_size=40).map("".join))
 def test_every_line_of_a_text_is_accounted_for(text: str) -> None:
-    _accounted(text.encode())
+    fuzz_dotenv.check(text.encode())
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=200))
 def test_every_line_of_any_bytes_is_accounted_for(data: bytes) -> None:
-    _accounted(data)
+    fuzz_dotenv.check(data)
 
 
 @settings(max_examples=50, deadline=None)
