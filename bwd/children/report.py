@@ -1,12 +1,16 @@
 """How a child reports: JSON objects, one a line, on standard output.
 
-`{"event": "file", "name": str, "done": int, "total": int}` bytes of one file, `{"event": "note", "text": str}`
-what it is doing, `{"event": "error", "cause": str, ...}` why it gave up, `{"event": "done", ...}` the result.
+{"event": "file", "name": str, "done": int, "total": int}    bytes of one file
+{"event": "note", "text": str}                               what it is doing
+{"event": "wait", "text": str, "seconds": float}             why nothing moves for a while
+{"event": "error", "cause": str, "message": str, ...}        why it gave up
+{"event": "done", ...}                                       the result
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -25,11 +29,21 @@ def send(event: str, **fields: object) -> None:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
         except (BrokenPipeError, ValueError):
-            raise SystemExit(1) from None
+            os._exit(1)  # from any thread; what is on disk is whole or partial by name, never in between
 
 
 def note(text: str) -> None:
     send("note", text=text)
+
+
+def waiting(text: str, seconds: float = 30.0) -> None:
+    """Nothing will move for about `seconds`, and that is right: no stall."""
+    send("wait", text=text, seconds=seconds)
+
+
+def error(cause: str, message: str, hint: str, *, retryable: bool = False, where: str = "") -> None:
+    """Why this child gives up; its last line."""
+    send("error", cause=str(cause), message=message, hint=hint, retryable=retryable, where=where)
 
 
 def file(name: str, done: int, total: int) -> None:

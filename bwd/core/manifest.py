@@ -211,9 +211,7 @@ def with_hashes(manifest: Manifest, sha256: Mapping[str, str]) -> Manifest:
         manifest.model_id,
         manifest.revision,
         manifest.source,
-        tuple(
-            Entry(e.path, e.size, e.sha256 or sha256.get(e.path), e.git_sha1) for e in manifest.files
-        ),
+        tuple(Entry(e.path, e.size, e.sha256 or sha256.get(e.path), e.git_sha1) for e in manifest.files),
         manifest.about,
     )
 

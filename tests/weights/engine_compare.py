@@ -25,7 +25,8 @@ def logits(folder: str) -> list[torch.Tensor]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.eval()
     with torch.no_grad():
         return [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in PROMPTS]
 
