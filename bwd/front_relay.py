@@ -115,9 +115,9 @@ class Relay:
         await self._idle.wait()
 
     def set_gate(self, gate: Gate) -> None:
-        old, self._gate = self._gate, gate
-        if old == gate:
+        if gate == self._gate:
             return
+        self._gate = gate
         if self._engine is not None and (not gate.open or gate.engine_socket != self._engine.path):
             self._engine.retire()
             self._engine = None
@@ -168,8 +168,9 @@ class Relay:
         tried = held = body_ready = False
         body: bytes | None = None
         while True:
+            gate = self._gate
             decision = gates.admit(
-                lost or self._gate,
+                lost or gate,
                 request.method,
                 target.partition("?")[0],
                 authorization=request.headers.get(hdrs.AUTHORIZATION),
@@ -186,7 +187,7 @@ class Relay:
                 lost = None
                 continue
             if isinstance(decision, Hold):
-                decision = gates.refuse(lost or self._gate)
+                decision = gates.refuse(lost or gate)
             if isinstance(decision, Answer):
                 return self._answer(request, decision, request_id, door)
             if refusal := unsupported(request):
@@ -196,8 +197,8 @@ class Relay:
                 if (length := request.content_length) and length <= _SMALL_BODY:
                     await continue_100(request)
                     body = await request.read()
-                    continue  # the gate may have closed while the body came in
-            gate = self._gate
+                    if gate is not self._gate:
+                        continue  # it may have closed while the body came in
             try:
                 return await self._relay(request, door, request_id, target, body)
             except _NobodyListens:

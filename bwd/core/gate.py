@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
@@ -23,6 +24,8 @@ _PROBES = frozenset({"/health", "/ping"})
 _WITHOUT_KEY = _PROBES | {"/"}
 # A scraper has a time-out of its own and would rather miss one sample than hang in a hold.
 _NEVER_HELD = frozenset({"/metrics"})
+
+_AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f\\]")
 
 _SAY = {
     "stopped": "the engine is stopped",
@@ -159,7 +162,7 @@ def plain(path: str) -> str | None:
     if not path.startswith("/") or not path.isascii():
         return None
     name = unquote(path, errors="surrogateescape")
-    if any(ord(c) < 0x20 or ord(c) == 0x7F or c == "\\" for c in path + name):
+    if _AMBIGUOUS.search(name):
         return None
     # After decoding, so that %2e%2e and %2F count as what they stand for.
     segments = name.split("/")[1:]
