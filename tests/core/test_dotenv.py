@@ -1,16 +1,13 @@
-"""The grammar of `.env`, one input a row, and what holds for every input: no line is dropped, no text
-of a broken line is shown, ordinary lines mean what python-dotenv reads in them."""
+"""The grammar of `.env`, one input a row, and what holds for every input: no line is dropped and no
+text of a broken line is shown."""
 
 from __future__ import annotations
 
-import io
-
-import dotenv as python_dotenv
-import fuzz_dotenv
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fuzz_dotenv
 from bwd.core.dotenv import MAX_BYTES, DotEnv, Entry, parse
 
 # Inputs that are taken, and the pairs they give (the last of a duplicate counts).
@@ -279,39 +276,6 @@ def test_what_is_written_in_single_quotes_is_read_back(pairs: dict[str, str]) ->
     found = parse(text.encode())
     assert {key: entry.value for key, entry in found.last().items()} == pairs
     assert (found.problems, found.warnings) == ((), ())
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.from_regex(r"[A-Z][A-Z0-9_]{0,8}", fullmatch=True),
-            st.sampled_from(["{}", "'{}'", '"{}"', "{} # c", "  {}  "]),
-            st.from_regex(r"[A-Za-z0-9_./:,=+@%-]{1,20}", fullmatch=True),
-        ),
-        max_size=8,
-    )
-)
-def test_python_dotenv_reads_ordinary_lines_alike(lines: list[tuple[str, str, str]]) -> None:
-    text = "".join(f"{key}={shape.format(value)}\n" for key, shape, value in lines)
-    theirs = python_dotenv.dotenv_values(stream=io.StringIO(text), interpolate=False)
-    assert {key: entry.value for key, entry in parse(text.encode()).last().items()} == theirs
-
-
-# Where python-dotenv gives another value for a line that we take: each a choice of ours.
-_OTHERWISE = {
-    'P="C:\\new"',  # it turns \n in double quotes into a line break
-    'P="a\\\\b"',  # it turns \\ in double quotes into one backslash
-    "P='C:\\'",  # it takes \' in single quotes as an escape, and loses the line
-}
-
-
-@pytest.mark.parametrize(
-    "text", [t for t, _ in TAKEN if isinstance(t, str) and t not in _OTHERWISE], ids=repr
-)
-def test_python_dotenv_agrees_on_what_is_taken(text: str) -> None:
-    theirs = python_dotenv.dotenv_values(stream=io.StringIO(text), interpolate=False)
-    assert {key: entry.value for key, entry in parse(text.encode()).last().items()} == theirs
 
 
 def test_no_problem_shows_the_text_of_a_broken_line() -> None:

@@ -1,0 +1,28 @@
+"""The names in bwd/core/engine_names.py are those of the vLLM that the lock installs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.engine
+
+
+def test_the_committed_names_are_those_of_the_installed_engine() -> None:
+    pythons = [ROOT / place / "cpu" / "bin" / "python" for place in (".pixi/envs", ".venv")]
+    python = next((path for path in pythons if path.exists()), None)
+    if python is None:
+        pytest.skip("the cpu environment is not installed")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "engine_names.py"), "--engine", str(python), "--check"],
+        env=os.environ | {"VLLM_TARGET_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
