@@ -41,6 +41,7 @@ VERBS = (
     Verb("host", "host", "this machine: GPUs, links, cores, driver", "bwd host --json"),
     Verb("build", "build", "build vLLM for the cards that are here", "bwd build --arch 12.0"),
     Verb("weights", "weights", "models on disk: list, verify, prune, export, import", "bwd weights list"),
+    Verb("build", "build", "compile vLLM from its pinned sources for these cards", "bwd build"),
     Verb("supervisorctl", "supervisorctl", "supervisorctl with our socket", "bwd supervisorctl status"),
     Verb("install-service", "install_service", "start at boot (systemd)", "bwd install-service --print"),
     Verb("daemon", "daemon", "the daemon itself, as supervisord runs it", "bwd daemon", hidden=True),

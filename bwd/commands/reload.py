@@ -42,4 +42,6 @@ def run(args: argparse.Namespace) -> int:
     )
     named = f"{', '.join(str(key) for key in keys)}: " if keys else ""
     print(f"bwd: {named}{_SAYS.get(str(kind), str(kind))}")
+    for note in answer.get("notes") or ():
+        print(f"bwd: note: {note}")
     return code

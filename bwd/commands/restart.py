@@ -16,7 +16,6 @@ from bwd.core.exit_codes import ExitCode
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-drain", action="store_true", help="do not wait for requests in flight")
     parser.add_argument("--no-wait", action="store_true", help="return at once")
     parser.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="watch no longer than this (exit code 4)"
@@ -27,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     paths = bwd_paths.find(os.environ)
     run_before = ((bwd_client.get(paths.bwd_socket, "/status").get("run")) or {}).get("number")
-    bwd_client.post(paths.bwd_socket, "/restart", {"drain": not args.no_drain})
+    bwd_client.post(paths.bwd_socket, "/restart")
     print("bwd: restarting the engine", file=sys.stderr if args.json else sys.stdout, flush=True)
     if args.no_wait:
         return ExitCode.OK

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bwd.adapters import bwd_client, process, run_file, supervisord
+from bwd.adapters import bwd_client
 from bwd.adapters.bwd_client import NoAnswer, NotThere
 from bwd.paths import Paths
 
@@ -49,6 +49,8 @@ def look(paths: Paths, *, whole: bool = True) -> Situation:
     pid, programs = _supervised(paths)
     engine, log = _engine(paths)
     if pid is None and programs is None:
+        from bwd.adapters import supervisord
+
         pid = supervisord.find(paths)
     return Situation(status, trouble, pid, programs is not None, programs or {}, engine, log)
 
@@ -66,6 +68,9 @@ def _supervised(paths: Paths) -> tuple[int | None, dict[str, Program] | None]:
 
 
 def _engine(paths: Paths) -> tuple[int | None, str]:
+    # Only for a look at what is left without a daemon: `bwd status` asks the daemon and stays fast.
+    from bwd.adapters import process, run_file
+
     record = run_file.read(paths.run_file)
     if record is None or record.boot_id != run_file.boot_id():
         return None, ""

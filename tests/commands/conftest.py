@@ -3,6 +3,7 @@ command line run as people run it: as a program."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -124,22 +125,36 @@ def ready(port: int, **more: Any) -> dict[str, Any]:
 Make = Callable[..., Installation]
 
 
-@pytest.fixture
-def install(tmp_path: Path) -> Iterator[Make]:
-    """Makes an installation whose daemon plays `script` (default: READY at once)."""
+@contextlib.contextmanager
+def installations(folder: Path) -> Iterator[Make]:
+    """Makes installations whose daemon plays `script` (default: READY at once), and cleans up."""
     made: list[Installation] = []
 
     def make(
-        script: list[list[Any]] | None = None, folder: str = "home", state: Path | None = None, env: str = ""
+        script: list[list[Any]] | None = None, name: str = "home", state: Path | None = None, env: str = ""
     ) -> Installation:
         port = free_port()
-        home = bwd_home.lay(
-            tmp_path / folder, script if script is not None else [[0, ready(port)]], port=port, env=env
-        )
+        script = script if script is not None else [[0, ready(port)]]
+        home = bwd_home.lay(folder / name, script, port=port, env=env)
         here = Installation(home, state if state is not None else home / "var", port)
         made.append(here)
         return here
 
-    yield make
-    for here in made:
-        here.clean()
+    try:
+        yield make
+    finally:
+        for here in made:
+            here.clean()
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Iterator[Make]:
+    with installations(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def install_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """For a whole module: a supervisord that several tests ask."""
+    with installations(tmp_path_factory.mktemp("once")) as make:
+        yield make

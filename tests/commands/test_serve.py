@@ -196,7 +196,7 @@ def test_a_stale_pid_file_and_stale_sockets_are_no_hindrance(install: Make) -> N
     ids=["space", "percent-quotes-dollar", "150 characters"],
 )
 def test_any_path_of_the_repository_works(install: Make, folder: str) -> None:
-    here = install(folder=folder)
+    here = install(name=folder)
     done = here.bwd("serve")
     assert done.code == 0, done.text
     assert here.bwd("supervisorctl", "status").code == 0

@@ -139,15 +139,79 @@ def _daemon(home: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+GOOD = "The capital of France is Paris. It is a city renowned for its landmarks."
+
+API: dict[str, Any] = {
+    "models": ["demo"],
+    "version": "0.32.0+cpu",
+    "answer": GOOD,
+    "thinking": "",
+    "stream": "whole",
+}
+"""What the played API answers; api.json in the folder overlays it. `stream`: "whole", "broken" (cut before
+[DONE]), "lump" (one piece), "none" (no stream at all), "error" (an error inside)."""
+
+
 def _front(home: Path) -> None:
     port = next(
         int(line[5:]) for line in (home / ".env").read_text().splitlines() if line.startswith("PORT=")
     )
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.0"
+
+        def _plays(self) -> dict[str, Any]:
+            path = home / "api.json"
+            return {**API, **(json.loads(path.read_text()) if path.exists() else {})}
+
         def do_GET(self) -> None:
-            payload = json.dumps({"phase": "ready"}).encode()
+            plays = self._plays()
+            if self.path == "/health":
+                self._json({"phase": "ready"})
+            elif plays.get("key") and self.headers.get("Authorization") != f"Bearer {plays['key']}":
+                self._json({"error": {"message": "the key is wrong"}}, 401)
+            elif self.path == "/version":
+                self._json({"version": plays["version"]})
+            else:
+                self._json({"data": [{"id": name} for name in plays["models"]]})
+
+        def do_POST(self) -> None:
+            plays = self._plays()
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if plays.get("status"):
+                self._json({"error": {"message": "EngineCore encountered an issue"}}, plays["status"])
+            elif asked.get("stream") and plays["stream"] != "none":
+                self._stream(plays, chat="chat" in self.path, length=asked["max_tokens"])
+            else:
+                message = {"role": "assistant", "content": plays["answer"], "reasoning": plays["thinking"]}
+                self._json({"choices": [{"message": message, "finish_reason": "stop"}]})
+
+        def _stream(self, plays: dict[str, Any], *, chat: bool, length: int) -> None:
             self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+            self.end_headers()
+            pieces = [plays["answer"]] if plays["stream"] == "lump" else plays["answer"].split(" ")
+            for number, piece in enumerate(pieces):
+                if plays["stream"] == "broken" and number == 3:
+                    return
+                if plays["stream"] == "error" and number == 3:
+                    self._event({"error": {"message": "EngineCore encountered an issue", "code": 500}})
+                last = "stop" if number == len(pieces) - 1 else None
+                inner = {"delta": {"content": piece + " "}} if chat else {"text": piece + " "}
+                self._event({"choices": [{**inner, "finish_reason": last}]})
+                time.sleep(0.002)
+            if not chat:
+                self._event({"choices": [], "usage": {"completion_tokens": length}})
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def _event(self, data: Any) -> None:
+            self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")
+            self.wfile.flush()
+
+        def _json(self, data: Any, code: int = 200) -> None:
+            payload = json.dumps(data).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)

@@ -1,0 +1,104 @@
+"""verify against a played API: what it must not let pass."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.commands.conftest import Done, Installation, Make
+
+ANSWERS = ("endpoint", "version", "model", "answer", "streaming", "reasoning", "speed")
+
+
+@pytest.fixture(scope="module")
+def serving(install_once: Make) -> Installation:
+    here = install_once()
+    assert here.bwd("serve").code == 0
+    return here
+
+
+def verify(
+    here: Installation, only: tuple[str, ...] = ANSWERS, **api: Any
+) -> tuple[Done, dict[str, dict[str, str]]]:
+    (here.home / "api.json").write_text(json.dumps(api))
+    done = here.bwd("verify", "--json", *(word for name in only for word in ("--only", name)))
+    return done, {check["id"]: check for check in json.loads(done.out)["checks"]}
+
+
+def test_a_good_server_passes(serving: Installation) -> None:
+    done, checks = verify(serving)
+    assert done.code == 0, done.out
+    assert {name: check["outcome"] for name, check in checks.items()} == {
+        **dict.fromkeys(ANSWERS, "ok"),
+        "reasoning": "not applicable",
+    }
+    assert "Paris" in checks["answer"]["evidence"]
+    assert "tokens/s" in checks["speed"]["evidence"]
+    table = serving.bwd("verify", "--only", "answer")
+    assert table.code == 0
+    assert table.out.splitlines()[-1] == "1 ok"
+
+
+FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("garbage", {"answer": "!!!!!!!!!!!!!!!!!!!!"}, "answer", "only exclamation marks"),
+    ("another city", {"answer": "It is the city of Rome, I think."}, "answer", "does not name Paris"),
+    ("nothing", {"answer": ""}, "answer", "it is empty"),
+    ("another model", {"models": ["llama"]}, "model", "it lists llama, not demo"),
+    ("another version", {"version": "0.31.0"}, "version", "made for 0.32.0"),
+    ("a cut stream", {"stream": "broken"}, "streaming", "ended without [DONE]"),
+    ("an error in the stream", {"stream": "error"}, "streaming", "EngineCore encountered an issue"),
+    ("one lump", {"stream": "lump"}, "streaming", "it was not streamed"),
+    ("no stream", {"stream": "none"}, "streaming", "not a stream"),
+    ("500", {"status": 500}, "answer", "answered 500: EngineCore encountered an issue"),
+]
+
+
+@pytest.mark.parametrize(("api", "check", "evidence"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS])
+def test_a_fault_is_a_failure(serving: Installation, api: dict[str, Any], check: str, evidence: str) -> None:
+    done, checks = verify(serving, (check,), **api)
+    assert done.code == 1
+    assert checks[check]["outcome"] == "failed"
+    assert evidence in checks[check]["evidence"]
+
+
+def test_the_parser_of_an_r1_model_is_checked(serving: Installation) -> None:
+    (serving.home / "plan.json").write_text(
+        json.dumps({"argv": ["python", "--reasoning-parser", "deepseek_r1"]})
+    )
+    _, checks = verify(serving, ("reasoning",), thinking="France ... its capital is Paris.")
+    assert checks["reasoning"]["outcome"] == "ok"
+    _, checks = verify(serving, ("reasoning",), answer="<think>France</think> Paris")
+    assert checks["reasoning"]["outcome"] == "failed"
+    (serving.home / "plan.json").unlink()
+
+
+def test_nothing_running_is_not_a_pass(install: Make) -> None:
+    done = install().bwd("verify", "--only", "answer")
+    assert done.code == 5
+    assert "could not check  bwd is not running" in done.out
+
+
+def test_an_ineffective_setting_is_named(install: Make) -> None:
+    here = install(env="NCCL_P2P_LEVEL=PCI\n")
+    done, checks = verify(here, ("settings",))
+    assert (done.code, checks["settings"]["outcome"]) == (1, "failed")
+    assert ".env:3" in checks["settings"]["evidence"]
+
+
+def test_the_key_reaches_the_api_and_nothing_else(install: Make) -> None:
+    here = install(env="API_KEY=abc-very-secret\n")
+    assert here.bwd("serve").code == 0
+    done, checks = verify(here, ("model",), key="abc-very-secret")
+    assert (done.code, checks["model"]["outcome"]) == (0, "ok")
+    wrong, checks = verify(here, ("model",), key="another")
+    assert wrong.code == 1
+    assert "answered 401" in checks["model"]["evidence"]
+    assert "abc-very-secret" not in done.text + wrong.text
+
+
+def test_an_unknown_check_is_a_usage_error(install: Make) -> None:
+    done = install().bwd("verify", "--only", "anwser")
+    assert done.code == 2
+    assert "there is no check 'anwser'. The checks are lock-daemon, " in done.err
