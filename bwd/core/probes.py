@@ -54,6 +54,7 @@ class ProbeState:
     longest_step: float = 0.0
     disturbed: bool = False  # the present stall is no measure of a step: something else explains it
     compile_since: float | None = None
+    computed: float = -inf  # when the devices were last seen to compute
     stopped_since: tuple[tuple[Process, float], ...] = ()
     failing_since: float | None = None  # start of the first canary of an unbroken row of failures
     failures: int = 0
@@ -151,6 +152,7 @@ def _take(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec) -> Pro
         counted=state.counted or (sample.counters is not None and sample.counters.usable),
         stopped_since=stopped,
         compile_since=compile_since,
+        computed=now if sample.computing else state.computed,
         disturbed=state.disturbed or bool(stopped) or compiling,
         suspicion=sample.suspicions[0] if sample.suspicions else state.suspicion,
         unseen=sample.could_not,
@@ -239,7 +241,7 @@ def _long_enough(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec)
     """Whether failed canaries make a hang by now. The devices' real work excuses a long step, up to the
     time at which vLLM gives it up itself; without counters more evidence is asked for."""
     still = stalled(state, now)
-    if sample.computing and still < spec.compute_limit:
+    if now - state.computed < spec.window and still < spec.compute_limit:
         return False
     if sample.counters is not None and sample.counters.usable:
         return still >= window(state, spec)
