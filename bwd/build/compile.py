@@ -93,6 +93,10 @@ def configure(toolkit: Toolkit, inputs: Inputs, jobs: Jobs, env: Mapping[str, st
         f"-DCMAKE_CUDA_COMPILER={toolkit.home / 'bin' / 'nvcc'}",
         f"-DCUDA_TOOLKIT_ROOT_DIR={toolkit.home}",
         f"-DFETCHCONTENT_BASE_DIR={inputs.folder / 'deps'}",
+        # FlashInfer's copy of CUTLASS has the headers and not the CMake project that would set these.
+        f"-DCUTLASS_DIR={inputs.cutlass}",
+        f"-DCUTLASS_INCLUDE_DIR={inputs.cutlass / 'include'}",
+        f"-DCUTLASS_TOOLS_UTIL_INCLUDE_DIR={inputs.cutlass / 'tools' / 'util' / 'include'}",
         f"-DNVCC_THREADS={jobs.nvcc_threads}",
         "-DFETCHCONTENT_FULLY_DISCONNECTED=OFF",
     ]  # fmt: skip

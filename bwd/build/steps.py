@@ -42,6 +42,18 @@ class Spec:
         return self.state / "wheels"
 
     @property
+    def tree(self) -> Path:
+        return self.state / f"tree-{self._target}"
+
+    @property
+    def objects(self) -> Path:
+        return self.state / f"objects-{self._target}"
+
+    @property
+    def _target(self) -> str:
+        return "-".join("sm" + a.replace(".", "") for a in self.archs)
+
+    @property
     def log(self) -> Path:
         return self.state / "build.log"
 
@@ -77,7 +89,7 @@ def check_space(spec: Spec) -> None:
             where="BWD_STATE_DIR",
         ) from error
     free = shutil.disk_usage(spec.state).free
-    have = _size(spec.state / "tree") + _size(spec.state / "objects")
+    have = _size(spec.tree) + _size(spec.objects)
     needed = DISK_NEEDED[spec.kind] - have
     if free < needed:
         raise BwdError(
@@ -144,7 +156,7 @@ def build(spec: Spec, environ: Mapping[str, str], say: Say) -> wheel.Kept:
             **facts,
         }
         say("packing the wheel")
-        requires = _requires(spec.state / "tree" if spec.kind == "source" else made)
+        requires = _requires(spec.tree if spec.kind == "source" else made)
         packed = wheel.write(made, spec.state / "packed", version_of(spec.archs, spec.kind), requires, info)
         shutil.rmtree(made, ignore_errors=True)
         kept = wheel.keep(packed, spec.cache, key)
@@ -156,11 +168,14 @@ def build(spec: Spec, environ: Mapping[str, str], say: Say) -> wheel.Kept:
 def prepare_tree(
     spec: Spec, pins: sources.Pins, indexes: Sequence[str], environ: Mapping[str, str], say: Say
 ) -> Path:
-    """The patched source tree. Kept between builds while sources and patches are the same, so that ninja
-    goes on where an interrupted build stopped."""
-    tree = spec.state / "tree"
+    """The patched source tree of these architectures. Kept between builds while sources and patches are the
+    same, so that ninja goes on where an interrupted build stopped. A tree of its own for each set of
+    architectures: Marlin's generator writes into the tree what it makes for them, while CMake remembers in
+    the build folder that it has run, so that a shared tree ends with one set's kernels and another's table.
+    """
+    tree = spec.tree
     series = spec.patches
-    stamp = spec.state / "tree.stamp"
+    stamp = tree.with_suffix(".stamp")
     want = f"{spec.origin} {pins.tree_sha256} {patches.series_sha256(series)}"
     if tree.is_dir() and stamp.is_file() and stamp.read_text() == want:
         return tree
@@ -201,7 +216,7 @@ def _from_source(
         cutlass=spec.engine.cutlass,
         triton_kernels=kernels,
         cutlass_library=library,
-        folder=spec.state / "objects" / ("sm" + "-".join(a.replace(".", "") for a in spec.archs)),
+        folder=spec.objects,
         log=spec.log,
     )
     env = compiler.build_environment(kit, inputs, spec.archs, environ)
