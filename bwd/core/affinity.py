@@ -124,10 +124,12 @@ def _auto(host: HostFacts, gpus: Sequence[Gpu], ranks: int) -> Affinity:
         return Affinity(None, "CPU_AFFINITY=auto: one L3 domain, so there is nothing to choose")
     candidates = {l3: cpus for l3, cpus in domains.items() if 0 not in cpus} or domains
     wanted = max(8, cpus_wanted(ranks))
+    near = _near(candidates, host.cores, gpus)
     chosen: list[int] = []
     cpus: set[int] = set()
-    for l3 in _by_nearness(candidates, host.cores, gpus):
-        if len(cpus) >= wanted:
+    for l3 in _in_turn(near, candidates):
+        served = all(not local or set(local) & set(chosen) for local in near)
+        if len(cpus) >= wanted and served:
             break
         chosen.append(l3)
         cpus |= candidates[l3]
@@ -139,9 +141,10 @@ def _auto(host: HostFacts, gpus: Sequence[Gpu], ranks: int) -> Affinity:
     return Affinity(tuple(sorted(cpus)), why, tuple(_advice(frozenset(cpus), host, gpus, ranks)))
 
 
-def _by_nearness(
+def _near(
     domains: Mapping[int, frozenset[int]], cores: Iterable[Core], gpus: Sequence[Gpu]
-) -> list[int]:
+) -> list[list[int]]:
+    """For each card the domains of its NUMA node; all of them when the node is not known."""
     node_of = {core.l3: core.node for core in cores}
     near: list[list[int]] = []
     for gpu in gpus:
@@ -151,8 +154,12 @@ def _by_nearness(
         else:
             local = [l3 for l3 in domains if gpu.numa_node is None or node_of.get(l3) == gpu.numa_node]
         near.append(sorted(local))
+    return near
+
+
+def _in_turn(near: Sequence[Sequence[int]], domains: Mapping[int, frozenset[int]]) -> list[int]:
+    """All domains, each card's nearest in turn, so that two cards on two sockets get some on both."""
     order: list[int] = []
-    # in turn, so that two cards on two sockets get domains on both
     for turn in range(max((len(local) for local in near), default=0)):
         for local in near:
             if turn < len(local) and local[turn] not in order:

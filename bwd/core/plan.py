@@ -257,11 +257,6 @@ def _cpus(
         return None
     for warning in chosen.warnings:
         draft.warn(warning)
-    if chosen.cpus is not None and plan_extra.has_flag(settings.extra_vllm_args, "--numa-bind"):
-        draft.problem(
-            "EXTRA_VLLM_ARGS", where_of(settings, "EXTRA_VLLM_ARGS"),
-            "--numa-bind fails when CPUs are already restricted", f"{key}=none, or leave --numa-bind out",
-        )  # fmt: skip
     if chosen.cpus is not None or not is_default(settings, key):
         shown = format_cpus(chosen.cpus) if chosen.cpus is not None else "all"
         draft.fact("CPUs", shown, chosen.why, origin_of(settings, key))

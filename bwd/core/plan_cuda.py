@@ -15,6 +15,8 @@ RUNGS = (
     Rung(3, "eager", "no compilation and no graph capture: slow, but the least that can get stuck"),
 )
 _SM120 = 12
+# One cicc of a CUTLASS kernel peaks near 7 GB; as many as there are CPUs took machines down (vllm#42204).
+_JOB_BYTES = 8 << 30
 
 
 def multicast_off(settings: Settings, host: HostFacts) -> bool:
@@ -42,10 +44,15 @@ def write(
         names = ",".join(str(gpu.index) for gpu in devices.gpus)
         draft.var("CUDA_VISIBLE_DEVICES", names, "the cards in use, by PCI order", "host")
     _caches(draft, where)
+    jobs = settings.max_jobs or max(1, min(len(host.cpus_allowed) or 1, host.memory_total // _JOB_BYTES))
+    why_jobs = (
+        "as set" if settings.max_jobs else "nvcc at a time when FlashInfer compiles: what the memory holds"
+    )
+    draft.var("MAX_JOBS", str(jobs), why_jobs, origin_of(settings, "MAX_JOBS"))
     draft.var("VLLM_WORKER_MULTIPROC_METHOD", "spawn", "a fork after CUDA starts cannot use CUDA")
+    _nccl(draft, settings)
     if multicast_off(settings, host):
         _multicast(draft, settings)
-    _nccl(draft, settings)
     if devices.ranks > 1:
         _between_cards(draft, settings, host, where, devices, rung)
     _allocator(draft, settings, devices)
@@ -82,6 +89,13 @@ def _nccl(draft: Draft, settings: Settings) -> None:
 
 
 def _multicast(draft: Draft, settings: Settings) -> None:
+    if settings.nccl.get("NCCL_NVLS_ENABLE", "0") != "0":
+        draft.problem(
+            "NCCL_NVLS_ENABLE",
+            where_of(settings, "NCCL_NVLS_ENABLE"),
+            "NVLink multicast is off here (NVLINK_MULTICAST, or NCCL_NVLS_ENABLE=0 in the environment)",
+            "leave it out",
+        )
     origin = origin_of(settings, "NVLINK_MULTICAST") if settings.nvlink_multicast == "off" else "host"
     reason = "NVLink multicast off" if origin != "host" else "NCCL_NVLS_ENABLE=0 stands in the environment"
     draft.var("NCCL_NVLS_ENABLE", "0", reason, origin)
@@ -99,14 +113,17 @@ def _between_cards(
 ) -> None:
     kind, origin = devices.kind, "ladder" if rung >= 1 else "host"
     cards = devices.gpus[: devices.ranks]
-    where_nccl = where_of(settings, "NCCL_P2P_DISABLE")
     if kind == "A":
-        if settings.nccl.get("NCCL_P2P_DISABLE") == "0" and rung == 0:
+        if settings.nccl.get("NCCL_P2P_DISABLE") == "0":
+            # in many a guide's .env; on a stock driver NCCL turns P2P off by itself, whatever it says
+            place = where_of(settings, "NCCL_P2P_DISABLE")
+            draft.warn(f"{place} NCCL_P2P_DISABLE=0 has no effect: {devices.kind_why}; P2P=on asks for P2P")
+        if plan_extra.has_flag(settings.extra_vllm_args, "--no-disable-custom-all-reduce"):
             draft.problem(
-                "NCCL_P2P_DISABLE",
-                where_nccl,
-                "0 contradicts P2P, which is off here",
-                "P2P=on, or leave it out",
+                "EXTRA_VLLM_ARGS",
+                where_of(settings, "EXTRA_VLLM_ARGS"),
+                f"the custom all-reduce needs P2P, which is off here: {devices.kind_why}",
+                "leave --no-disable-custom-all-reduce out",
             )
         reason = f"{devices.kind_why}; said aloud, so that a patched driver changes nothing"
         draft.var("NCCL_P2P_DISABLE", "1", reason, origin)

@@ -64,7 +64,8 @@ def choose(
     else:
         why, origin = "as set", origin_of(settings, "TENSOR_PARALLEL_SIZE")
     gpus = pool[: ranks * settings.replicas]
-    draft.fact("GPUs", ", ".join(f"{g.index} {g.name}" for g in gpus), "the cards in use")
+    names = dict.fromkeys(gpu.name for gpu in gpus)
+    draft.fact("GPUs", ", ".join(str(gpu.index) for gpu in gpus), ", ".join(names))
     if ranks > 1 or len(usable) > 1:
         draft.flag("--tensor-parallel-size", str(ranks), why, origin)
     if settings.replicas > 1:

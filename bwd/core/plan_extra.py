@@ -9,36 +9,15 @@ from typing import Any
 from bwd.core.plan_draft import Draft, origin_of, where_of
 from bwd.core.settings import Settings
 
-# What bwd stands on: a second value would split the front from its engine, or tell it a secret.
-_RESERVED = {
-    "--model": "MODEL",
-    "--uds": "",
-    "--host": "HOST",
-    "--port": "PORT",
-    "--api-key": "API_KEY",
-    "--served-model-name": "SERVED_MODEL_NAME",
-    "--shutdown-timeout": "DRAIN_SECONDS",
-    "--tensor-parallel-size": "TENSOR_PARALLEL_SIZE",
-    "--data-parallel-size": "REPLICAS",
-    "--max-model-len": "MAX_MODEL_LEN",
-    "--disable-log-stats": "",
-    "--config": "",
-}
-_ALIAS = {
-    "-tp": "--tensor-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-q": "--quantization",
-    "-cc": "--compilation-config",
-    "-ac": "--attention-config",
-}
+_ALIAS = {"-cc": "--compilation-config", "-ac": "--attention-config"}
 _NVLS_ON = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 
 def merge_args(draft: Draft, settings: Settings, *, multicast_off: bool) -> tuple[str, ...]:
-    """The arguments to append. A flag of the plan's own that is given again is dropped from the draft,
-    so that argv holds each flag once. --compilation-config in all its spellings becomes one JSON
-    value: vLLM lets a dotted part replace the whole JSON form (utils/argparse_utils.py), which would
-    silently drop what the plan has in it."""
+    """The arguments to append; the settings have refused those that bwd or a key sets. A flag that the
+    plan has by itself is dropped from the draft, so that argv holds each flag once. All spellings of
+    --compilation-config become one JSON value: vLLM lets a dotted part replace the whole JSON form
+    (utils/argparse_utils.py), which would silently drop what the plan has in it."""
     where, origin = where_of(settings, "EXTRA_VLLM_ARGS"), origin_of(settings, "EXTRA_VLLM_ARGS")
     kept: list[str] = []
     compilation: dict[str, Any] = {}
@@ -49,22 +28,12 @@ def merge_args(draft: Draft, settings: Settings, *, multicast_off: bool) -> tupl
         if flag is None:
             kept.append(word)
             continue
-        if flag in _RESERVED:
-            key = _RESERVED[flag]
-            draft.problem(
-                "EXTRA_VLLM_ARGS", where, f"{flag} is bwd's own", f"use {key}" if key else f"leave {flag} out"
-            )
-            _value(words, value)
-            continue
         if flag.split(".")[0] == "--compilation-config":
             text = _value(words, value)
             if not _into(compilation, flag, text):
                 draft.problem("EXTRA_VLLM_ARGS", where, f"{flag} {text} is not JSON", '{"mode": 3}')
             continue
-        if flag == "--no-enforce-eager":
-            draft.drop("--enforce-eager")
-        elif flag in draft.flags:
-            draft.drop(flag)
+        draft.drop("--" + flag.removeprefix("--no-") if flag.startswith("--no-") else flag)
         kept.append(word)
     if multicast_off:
         _without_multicast(draft, compilation, where)

@@ -119,7 +119,11 @@ def choose_length(draft: Draft, settings: Settings, model: ModelFacts | None, mo
         return settings.max_model_len
     whole = is_default(settings, key)
     length = min(n for n in (limit, _SAFE_LENGTH if whole or limit is None else limit) if n is not None)
-    reason = "the model's own limit" if length == limit else f"{_SAFE_LENGTH}: long enough for reasoning"
+    reason = (
+        "the model's own limit"
+        if length == limit
+        else "long enough for reasoning; MAX_MODEL_LEN=auto takes all that fits"
+    )
     if most is not None and 0 < most < length:
         length, reason = most, f"what the KV cache is estimated to hold (the model would take {length})"
     draft.flag("--max-model-len", str(length), reason, origin_of(settings, key))
@@ -144,6 +148,8 @@ def check_memory(
         _too_big(draft, settings, model, devices, weights, own_pids)
         return
     asked = settings.max_model_len
+    if asked is not None and model.max_len is not None and asked > model.max_len and draft.problems:
+        return  # refused for the model already; one word is enough
     if asked is None or is_default(settings, "MAX_MODEL_LEN"):
         if estimate.length == 0:
             draft.warn("little memory is left for the KV cache; vLLM may refuse to start")

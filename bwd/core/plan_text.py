@@ -6,10 +6,10 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 
-from bwd.core.host import format_cpus
-from bwd.core.plan_values import HIDDEN, Item, LaunchPlan
+from bwd.core.plan_values import Item, LaunchPlan
 
-_LEFT_WIDTH = 46
+# of the width, for what is set; the reason takes the rest
+_LEFT_SHARE = 42
 
 
 def render(plan: LaunchPlan, width: int = 110) -> str:
@@ -23,8 +23,8 @@ def render(plan: LaunchPlan, width: int = 110) -> str:
         _table("environment", variables, plan, width),
     ]
     parts.append(_wrapped("removed from the inherited environment", " ".join(plan.scrub), width))
-    if plan.cpus is not None:
-        parts.append(f"CPUs: {format_cpus(plan.cpus)}")
+    if plan.stale_files:
+        parts.append(_wrapped("deleted before the launch", " ".join(plan.stale_files), width))
     if plan.warnings:
         parts.append("\n".join(_bullet(warning, width) for warning in plan.warnings))
     parts.append("command:\n" + command(plan))
@@ -51,14 +51,16 @@ def _table(title: str, items: Sequence[Item], plan: LaunchPlan, width: int) -> s
     if not items:
         return ""
     left = [_setting(item, plan) for item in items]
-    column = min(_LEFT_WIDTH, max(len(text) for text in left))
+    column = min(width * _LEFT_SHARE // 100, max(len(text) for text in left))
     indent = " " * (2 + column + 2)
     lines = [f"{title}:"]
     for item, text in zip(items, left, strict=True):
         origin = "" if item.origin == "default" else f" [{item.origin}]"
         reason = textwrap.wrap(item.reason + origin, max(24, width - len(indent)), break_long_words=False)
         if len(text) > column:
-            lines.append(f"  {text}")
+            lines += textwrap.wrap(
+                text, width, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False
+            )
             lines += [indent + line for line in reason]
             continue
         lines.append(f"  {text:<{column}}  {reason[0] if reason else ''}".rstrip())
@@ -67,7 +69,7 @@ def _table(title: str, items: Sequence[Item], plan: LaunchPlan, width: int) -> s
 
 
 def _setting(item: Item, plan: LaunchPlan) -> str:
-    value = HIDDEN if item.name in plan.secrets_hidden else item.value
+    value = plan.shown(item)
     if item.name in plan.env:
         return f"{item.name}={value}"
     return f"{item.name} {value}".rstrip()

@@ -87,6 +87,10 @@ class LaunchPlan:
         kept = {name: value for name, value in inherited.items() if not self.scrubs(name)}
         return {**kept, **self.env}
 
+    def shown(self, item: Item) -> str:
+        """An item's value as it may be shown."""
+        return HIDDEN if item.name in self.secrets_hidden else item.value
+
     def scrubs(self, name: str) -> bool:
         return any(name.startswith(s[:-1]) if s.endswith("*") else name == s for s in self.scrub)
 
@@ -110,7 +114,8 @@ class LaunchPlan:
             "scrub": list(self.scrub),
             "stale_files": list(self.stale_files),
             "items": [
-                {"name": i.name, "value": i.value, "reason": i.reason, "origin": i.origin} for i in self.items
+                {"name": i.name, "value": self.shown(i), "reason": i.reason, "origin": i.origin}
+                for i in self.items
             ],
             "warnings": list(self.warnings),
             "digest": self.digest,
