@@ -43,10 +43,12 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: without a byte on disk until the child is killed, and without a byte on a connection."""
+    """Seconds without a byte on disk until the child is killed, and without a byte on a connection until it is
+    taken up anew; `pace` scales the pauses between tries (1 is normal; a trial goes faster)."""
 
     stall: float = fetching.STALL_SECONDS
     read: float = 60.0
+    pace: float = 1.0
 
 
 async def prepare(
@@ -159,6 +161,7 @@ async def _download(
                 "xet": way.xet,
                 "workers": way.workers,
                 "read_timeout": patience.read,
+                "pace": patience.pace,
             },
             stall_seconds=patience.stall,
         )
@@ -169,7 +172,7 @@ async def _download(
         cause = outcome.cause or Cause.CRASHED
         grown = await asyncio.to_thread(weights_child.folder_bytes, store) > before
         failures = 1 if grown else failures + 1
-        pause = fetching.delay(failures, None, random.random())
+        pause = fetching.delay(failures, None, random.random(), patience.pace)
         if failures >= fetching.CHILD_TRIES or pause is None:
             raise _failure(outcome, f"{repo} could not be fetched")
         way = fetching.next_way(way, cause)

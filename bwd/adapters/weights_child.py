@@ -113,15 +113,15 @@ async def run(
                 return
             await asyncio.sleep(_TICK)
 
-    readers = asyncio.gather(reports(child.stdout), complaints(child.stderr))
-    ticking = asyncio.ensure_future(tick())
+    readers: asyncio.Future[list[None]] = asyncio.gather(reports(child.stdout), complaints(child.stderr))
+    ticking: asyncio.Future[None] = asyncio.ensure_future(tick())
     stalled = False
     try:
         if request is not None:
             with contextlib.suppress(ConnectionError):
                 child.stdin.write(json.dumps(request).encode() + b"\n")
                 await child.stdin.drain()
-        await asyncio.wait({readers, ticking}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([readers, ticking], return_when=asyncio.FIRST_COMPLETED)
         stalled = ticking.done() and not readers.done()
         if stalled:
             kill(child.pid)

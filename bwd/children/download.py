@@ -5,7 +5,8 @@
 The request is one JSON line on standard input (so that the token is in no argument and no environment); when
 standard input ends, the parent is gone and so is this child. Files arrive as NAME.partial and get their name
 once they hash right. REQUEST: repo, revision (commit, branch, tag or null), store (the repository's folder),
-endpoint, token, caches (snapshot folders of the user's own hf cache), xet, workers, read_timeout.
+endpoint, token, caches (snapshot folders of the user's own hf cache), xet, workers, read_timeout
+(seconds), pace (of our own pauses; 1 is normal).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def decide(hub: Hub, request: dict[str, Any], store: Path) -> Manifest:
                 found = cached
                 break
             failures += 1
-            pause = delay(failures, error.retry_after, random.random())
+            pause = delay(failures, error.retry_after, random.random(), request["pace"])
             if error.cause not in TRANSIENT or pause is None:
                 raise
             report.waiting(f"{error}; again in {pause:.0f} s", pause)
@@ -221,7 +222,7 @@ def run(request: dict[str, Any]) -> Path:
         missing = [e for e in whole.files if not (folder / e.path).exists()]
         if missing:
             room(whole, folder)
-            job = fetch.Job(hub, whole.revision, folder, bool(request["xet"]), threading.Event())
+            job = fetch.Job(hub, whole.revision, folder, bool(request["xet"]), threading.Event(), request["pace"])
             report.note(f"fetching {hub.repo}")
             _all(job, missing, int(request["workers"]), folder, whole, stamps)
         _remember(folder, whole, stamps)

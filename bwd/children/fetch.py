@@ -44,6 +44,7 @@ class Job:
     folder: Path
     xet: bool
     stop: threading.Event
+    pace: float = 1.0
 
     def rest(self, seconds: float, why: str) -> None:
         """Wait, and say so. Raises Stopped when another file failed meanwhile."""
@@ -125,7 +126,7 @@ def _fill(job: Job, entry: Entry, out: int, follower: hashing.Follower) -> None:
             location = None
         if error.cause not in TRANSIENT and not expired:
             raise error
-        wait = delay(failures, error.retry_after, random.random())
+        wait = delay(failures, error.retry_after, random.random(), job.pace)
         if wait is None:
             raise error
         job.rest(wait, str(error))

@@ -52,14 +52,15 @@ CHILD_TRIES = 5
 """How often a child is started anew without a byte of progress in between."""
 
 
-def delay(failures: int, retry_after: float | None, jitter: float) -> float | None:
+def delay(failures: int, retry_after: float | None, jitter: float, pace: float = 1.0) -> float | None:
     """Seconds to wait after the `failures`-th failure in a row without progress (0: there was progress, so go
     on at once); None: give up. What the server asked for is kept, never shortened; `jitter` (0 to 1) spreads
-    the rest over half to all of the step, so that many clients do not come back at once."""
+    the rest over half to all of the step, so that many clients do not come back at once; `pace` scales that
+    rest."""
     if failures > len(BACKOFF):
         return None
     step = BACKOFF[failures - 1] if failures > 0 else 0.0
-    wait = step / 2 + step / 2 * min(max(jitter, 0.0), 1.0)
+    wait = (step / 2 + step / 2 * min(max(jitter, 0.0), 1.0)) * pace
     if retry_after is not None:
         # one second more: the header is in whole seconds
         return max(min(retry_after, _RETRY_AFTER_MOST) + 1.0, wait)
