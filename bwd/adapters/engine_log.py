@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CHUNK = 4 << 20
+CHUNK = 1 << 20
 """Bytes read in one call at most, so that a flood cannot starve the daemon."""
 LINE = 64 << 10
 """Bytes kept of one line; the rest of a longer one is dropped."""

@@ -71,13 +71,13 @@ def _what(pid: int) -> str:
     return " ".join(part for part in argv if part)[:80] or "a process"
 
 
-def port(host: str, number: int, listening: str | None) -> Cause | None:
-    """Whether HOST:PORT can be had. `listening` is what front says that it listens on ("" nothing yet,
-    None: front cannot be asked, and then nobody is accused)."""
-    if listening is None or listening == f"{host}:{number}":
+def port(host: str, number: int, listening: str, state: Path) -> Cause | None:
+    """Whether HOST:PORT is ours or can be had. `listening` is what front says that it listens on ("":
+    nothing yet, or it cannot be asked), `state` the state folder that our front works with."""
+    if listening == f"{host}:{number}":
         return None
     owner = port_owner(number)
-    if owner is None or _is_front(owner.pid):
+    if owner is None or _is_front(owner.pid, state):
         return None
     return Cause(
         Kind.HELD,
@@ -88,12 +88,14 @@ def port(host: str, number: int, listening: str | None) -> Cause | None:
     )
 
 
-def _is_front(pid: int) -> bool:
+def _is_front(pid: int, state: Path) -> bool:
+    """Whether this is the front of this installation: one of another state folder is a stranger."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"front" in argv and any(part in (b"bwd", b"bwd.front") or part.endswith(b"bwd") for part in argv)
+    return b"front" in argv and b"bwd" in argv and b"BWD_STATE_DIR=" + os.fsencode(state) in environ
 
 
 def state_folder(folder: Path) -> Cause | None:

@@ -156,7 +156,7 @@ class Effects:
                 order.generation,
                 order.rung,
                 own_pids=lambda: self.run.pids() if self.run is not None else frozenset(),
-                listening=lambda: self.front.stats.listening if self.front.stats is not None else None,
+                listening=lambda: self.front.stats.listening if self.front.stats is not None else "",
             )
         )
         self._preparation.add_done_callback(_retrieve)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ from bwd.adapters.run_file import RunRecord
 from bwd.core import log_lines, markers, signatures
 from bwd.core.events import SERVES, STARTS, Cause, Event, Exited, Failed, Kind, Phase, PlanRef, Suspicion
 from bwd.daemon.world import Launch, World
+
+_BATCH = 64
+"""Lines that are tested together for holding anything known: most of a busy log holds nothing."""
+_BACKEND = "attention backend"
+# "Using FLASHINFER attention backend out of ..." on CUDA, "Using CPU_ATTN attention backend" elsewhere
+_USING_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?(\w+) attention backend")
 
 _MORE_ENV = {"SPT_NOENV": "1"}
 """setproctitle, which vLLM names its processes with, would write over the environment that the run's
@@ -128,12 +134,13 @@ class EngineRun:
     def read_log(self) -> bool:
         """Take in what has been written since the last call; True when there may be more at once."""
         lines = self.follower.read()
-        if not lines:
-            return False
-        if _worth("\n".join(lines)):
-            for line in lines:
-                self.take(line)
-        return len(lines) > 1000
+        for start in range(0, len(lines), _BATCH):
+            batch = lines[start : start + _BATCH]
+            text = "\n".join(batch)
+            if signatures.may_matter(text) or _BACKEND in text:
+                for line in batch:
+                    self.take(line)
+        return len(lines) > _BATCH
 
     def take(self, text: str) -> None:
         line = log_lines.parse(text)
@@ -142,8 +149,8 @@ class EngineRun:
         if marker is not None:
             self._mark(marker, phase)
             return
-        if line.msg.startswith("Using ") and "attention backend" in line.msg.lower():
-            self.attention_backend = line.msg.removeprefix("Using ").split()[0]
+        if _BACKEND in line.msg and (found := _USING_BACKEND.match(line.msg)) is not None:
+            self.attention_backend = found[1]
         event = signatures.event(line, phase, self.number, self.world.where())
         match event:
             case None:
@@ -228,18 +235,6 @@ class EngineRun:
             task.cancel()
         await asyncio.gather(*mine, return_exceptions=True)
         self.tasks.clear()
-
-
-@cache
-def _literals() -> tuple[str, ...]:
-    rows = [row.literal for row in signatures.TABLE]
-    return (*markers.LITERALS, "attention backend", *rows)
-
-
-def _worth(text: str) -> bool:
-    """Whether this piece of log can hold anything that is known: a cheap test before the dear ones. (A
-    row without a literal has "", which is in every text.)"""
-    return any(literal in text for literal in _literals())
 
 
 def title(member: Process) -> str:

@@ -38,10 +38,10 @@ async def prepare(
     rung: int,
     *,
     own_pids: Callable[[], frozenset[int]],
-    listening: Callable[[], str | None],
+    listening: Callable[[], str],
 ) -> None:
     """Prepare, and post Prepared or PrepareFailed for `generation`. `own_pids` are the processes of the
-    engine that runs now, `listening` what front says that it listens on (None: not asked)."""
+    engine that runs now, `listening` what front says that it listens on ("": nothing, or it does not answer)."""
     try:
         launch = await _prepare(world, generation, rung, own_pids, listening)
         world.launches[launch.ref.digest] = launch
@@ -65,7 +65,7 @@ async def _prepare(
     generation: int,
     rung: int,
     own_pids: Callable[[], frozenset[int]],
-    listening: Callable[[], str | None],
+    listening: Callable[[], str],
 ) -> Launch:
     def at(prep: Prep) -> None:
         world.post(Preparing(generation, prep))
@@ -92,7 +92,7 @@ async def _prepare(
     # the machine again: what was true before a download of an hour may be true no more
     host = await asyncio.to_thread(hostinfo.read)
     launch = _plan(world, settings, host, choice, env, facts, folder, rung, own_pids())
-    _preflight(launch, host, facts, listening())
+    _preflight(launch, host, facts, listening(), world.paths.state)
     return launch
 
 
@@ -206,12 +206,14 @@ def try_plan(world: World, settings: Settings, host: HostFacts) -> list[str]:
     return notes
 
 
-def _preflight(launch: Launch, host: HostFacts, facts: ModelFacts | None, listening: str | None) -> None:
+def _preflight(
+    launch: Launch, host: HostFacts, facts: ModelFacts | None, listening: str, state: Path
+) -> None:
     settings = launch.settings
     weight_bytes = facts.weight_bytes if facts is not None else None
     for cause in (
         preflight.model_folder(Path(launch.plan.model_path)),
-        preflight.port(settings.host, settings.port, listening),
+        preflight.port(settings.host, settings.port, listening, state),
         preflight.memory(host.memory_available, weight_bytes, launch.plan.engine),
         preflight.shared_memory(),
     ):

@@ -93,18 +93,17 @@ class Probing:
         assert self.state is not None
         run = self.run
         uneasy = self._uneasy()
-        could_not: list[str] = []
-        counters = await probe.counters(2.0)
-        if isinstance(counters, str):
-            could_not.append(counters)
-        stats = await self.ask_front()
-        health = None
-        if uneasy or isinstance(counters, str):
-            answer = await probe.health(2.0)
-            health = answer.status or None
-        await self._look(probe_all=uneasy)
         now = clock.monotonic()
         stopped, gone = self._processes()
+        # A stopped server answers nobody: waiting long for it would only put off the verdict
+        patience = _SHORT if stopped else _PATIENCE
+        counters, stats, health, _ = await asyncio.gather(
+            probe.counters(patience),
+            self.ask_front(),
+            probe.health(patience) if uneasy else _nothing(),
+            self._look(probe_all=uneasy),
+        )
+        could_not = (counters,) if isinstance(counters, str) else ()
         sample = Sample(
             counters=None if isinstance(counters, str) else counters,
             in_flight=stats.in_flight if stats is not None else None,
@@ -116,9 +115,9 @@ class Probing:
             compiling=await self._compiling(uneasy),
             computing=await self._computing(uneasy),
             suspicions=tuple(run.suspicions),
-            health=health,
+            health=health.status or None if health is not None else None,
             asleep=self._slept(),
-            could_not=tuple(could_not),
+            could_not=could_not,
         )
         run.suspicions.clear()
         if run.phase() not in SERVES:
@@ -245,3 +244,10 @@ class Probing:
 
 
 _BUSY_CPUS = 0.8
+_PATIENCE = 2.0
+"""Seconds that /metrics and /health may take; vLLM answers in milliseconds, a saturated machine in more."""
+_SHORT = 0.5
+
+
+async def _nothing() -> None:
+    return None

@@ -99,6 +99,8 @@ class Engine:
         self.finished = 0
         self.model = play.get("model") or flag("--served-model-name", "fake")
         self.dead = bool(play.get("dead"))
+        # vLLM's gauges are written by the scheduler's step: in a hang they stand still too
+        self.frozen: tuple[int, int] | None = None
 
     def hangs(self) -> bool:
         name = os.environ.get("FAKE_ENGINE_HANG")
@@ -159,10 +161,15 @@ class Engine:
             while True:
                 await response.write(b"# more\n" * 1000)
                 await asyncio.sleep(0.01)
+        if self.hangs():
+            self.frozen = self.frozen or (self.running, self.waiting)
+        else:
+            self.frozen = None
+        running, waiting = self.frozen or (self.running, self.waiting)
         labels = f'{{engine="0",model_name="{self.model}"}}'
         values = {
-            "vllm:num_requests_running": self.running,
-            "vllm:num_requests_waiting": self.waiting,
+            "vllm:num_requests_running": running,
+            "vllm:num_requests_waiting": waiting,
             "vllm:prompt_tokens_total": self.prompt_tokens,
             "vllm:generation_tokens_total": self.generation_tokens,
             "vllm:kv_cache_usage_perc": 0.0,
