@@ -225,6 +225,23 @@ def _(p: Play) -> None:
     p(102 + 15 * 60, Reaped(1), "backoff", None)
 
 
+@story("slow failures that never reach READY leave the window one by one")
+def _(p: Play) -> None:
+    p(0, Start(), "stopped", None)
+    p(1, Prepared(1, A), "starting", None)
+    p.state = replace(p.state, failures=(2.0, 300.0, 600.0))
+    p(1000, Exited(1, 1), "stopping", None)
+    p(1000, Reaped(1), "backoff", None, failures=(300, 600, 1000))
+
+
+@story("a held port is waited for evenly, whatever failed before")
+def _(p: Play) -> None:
+    p(0, Start(), "stopped", None)
+    p.state = replace(p.state, failures=(1.0, 2.0))
+    p(10, PrepareFailed(1, HELD), "backoff", None)
+    assert p.deadline == 15
+
+
 @story("ten minutes READY earn a clean slate, nine do not")
 def _(p: Play) -> None:
     p.up()

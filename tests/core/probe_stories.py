@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from bwd.core.probe_values import ProbeSpec
@@ -18,7 +18,7 @@ class Watched:
     engine: Engine
     hung: tuple[float, float] | None = None
     until: float = 600.0
-    spec: ProbeSpec = ProbeSpec()
+    spec: ProbeSpec = field(default_factory=ProbeSpec)
 
 
 def frozen(a: float, b: float = inf, **rest: object) -> Engine:

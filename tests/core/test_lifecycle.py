@@ -55,8 +55,8 @@ def test_story(name: str) -> None:
 EVENTS: list[Event] = [
     Start(), Stop(), Restart(), SettingsChanged(), Tick(), Preparing(3, Prep.FETCHING), Prepared(3, B),
     PrepareFailed(3, CONFIG), Communicating(1), Loading(1), Warming(1), Answering(1), Progress(1),
-    Noticed(1, CONFIG), Suspicion(1, "flat"), Cleared(1), Failed(1, HUNG), Exited(1, 0), Drained(1), Reaped(1),
-    Stuck(1, DRIVER), Adopted(1, A, Phase.READY),
+    Noticed(1, CONFIG), Suspicion(1, "flat"), Cleared(1), Failed(1, HUNG), Exited(1, 0), Drained(1),
+    Reaped(1), Stuck(1, DRIVER), Adopted(1, A, Phase.READY),
 ]  # fmt: skip
 
 

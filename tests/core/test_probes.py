@@ -8,19 +8,23 @@ from math import inf
 import pytest
 
 from bwd.core import counters, probes
-from bwd.core.counters import Counters
 from bwd.core.events import Cleared, Failed, Phase, Suspicion
-from bwd.core.probes import Canary, Healthy, Hung, Off, Outcome, ProbeSpec, Process, Sample, Suspected
+from bwd.core.probes import Healthy, Hung, Off, ProbeSpec, Sample, Suspected
+from tests.core.probe_laws import BUSY, LAWS
 from tests.core.probe_play import Engine, hung_at, watch
 from tests.core.probe_stories import ALWAYS, WATCHED, check, frozen
 
 SPEC = ProbeSpec()
-BUSY = Counters(generation_tokens=100, prompt_tokens=50, running=2, waiting=0)
 
 
 @pytest.mark.parametrize("name", list(WATCHED))
 def test_watched(name: str) -> None:
     check(name, probes)
+
+
+@pytest.mark.parametrize("name", list(LAWS))
+def test_law(name: str) -> None:
+    LAWS[name](probes)
 
 
 def kinds(engine: Engine, until: float) -> set[str]:
@@ -52,30 +56,11 @@ def test_any_other_hang_is_called_within_the_window_and_the_timeout() -> None:
         assert hung - at <= SPEC.window + SPEC.canary_timeout + 2 * SPEC.interval
 
 
-def test_a_busy_engine_is_not_asked_by_canaries() -> None:
-    asked = [s.canary for _, s, _ in watch(Engine(load=ALWAYS), 600) if s.canary is not None]
-    assert len(asked) <= 1  # the one after the start
-
-
-def test_an_idle_engine_is_asked_once_a_period() -> None:
-    asked = [s.canary for _, s, _ in watch(Engine(), 3600) if s.canary is not None]
-    assert 100 <= len(asked) <= 121
-
-
 def test_a_pause_shows_and_clears() -> None:
     seen = [type(v).__name__ for _, _, v in watch(frozen(100, 109, stopped=((100, 109),), load=ALWAYS), 200)]
     first, last = seen.index("Suspected"), len(seen) - seen[::-1].index("Suspected")
     assert set(seen[:first]) == {"Healthy"}
     assert set(seen[last:]) == {"Healthy"}
-
-
-def test_without_counters_the_hang_check_is_off_not_healthy() -> None:
-    verdicts = [v for _, _, v in watch(Engine(counted=False), 100)]
-    assert all(isinstance(v, Off | Suspected) for v in verdicts)
-    off = [v for v in verdicts if isinstance(v, Off)]
-    assert off
-    assert "hang check off" in off[-1].why
-    assert "/metrics: did not answer" in off[-1].why
 
 
 def test_counters_that_come_back_turn_the_check_on_again() -> None:
@@ -89,53 +74,6 @@ def test_each_counter_alone_shows_movement(field: str) -> None:
         moving = replace(BUSY, **{field: float(second) / 100})
         state, verdict = probes.observe(state, Sample(moving), float(second), SPEC)
         assert isinstance(verdict, Healthy)
-
-
-def test_requests_that_pile_up_are_no_movement() -> None:
-    state = probes.begin(0.0)
-    verdict: probes.Verdict = Healthy("")
-    for second in range(1, 12):
-        piling = replace(BUSY, waiting=float(second), finished=float(second))
-        state, verdict = probes.observe(state, Sample(piling), float(second), SPEC)
-    assert isinstance(verdict, Suspected)
-    assert "nothing moved" in verdict.why
-
-
-def test_a_counter_that_vanishes_is_no_movement_and_no_hang() -> None:
-    state = probes.begin(0.0)
-    for second in range(1, 100):
-        seen = Counters(running=2.0) if second % 2 else BUSY
-        state, verdict = probes.observe(state, Sample(seen), float(second), SPEC)
-        assert not isinstance(verdict, Hung)
-
-
-def test_a_clock_that_jumps_back_starts_the_count_anew() -> None:
-    state = probes.begin(1000.0)
-    stopped = Sample(BUSY, stopped=(Process(1),))
-    for now in (1001.0, 1005.0, 1009.0, 3.0, 5.0, 9.0, 12.9):
-        state, verdict = probes.observe(state, stopped, now, SPEC)
-        assert not isinstance(verdict, Hung)
-    _, verdict = probes.observe(state, stopped, 13.1, SPEC)
-    assert isinstance(verdict, Hung)
-
-
-@pytest.mark.parametrize("outcome", [Outcome.NOT_ASKED])
-def test_a_canary_that_could_not_be_sent_says_nothing(outcome: Outcome) -> None:
-    state = probes.begin(0.0)
-    for second in range(1, 200):
-        canary = Canary(outcome, second - 1.0, float(second))
-        state, verdict = probes.observe(state, Sample(BUSY, canary=canary), float(second), SPEC)
-        assert not isinstance(verdict, Hung)
-
-
-def test_a_canary_that_breaks_counts_like_one_that_times_out() -> None:
-    state = probes.begin(0.0)
-    verdict: probes.Verdict = Healthy("")
-    for second in range(1, 12):
-        canary = Canary(Outcome.FAILED, second - 0.5, float(second)) if second > 5 else None
-        state, verdict = probes.observe(state, Sample(BUSY, canary=canary), float(second), SPEC)
-    assert isinstance(verdict, Hung)
-    assert "the canary failed" in verdict.cause.text
 
 
 def test_the_window_follows_the_longest_step_and_the_estimate() -> None:
@@ -193,8 +131,8 @@ def test_metrics_are_read_by_name_and_summed_over_engines() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "<html><body>502</body></html>", "\x00\xff" * 100, "vllm:", "vllm:num_requests_running{", "python_gc 3\n" * 9,
-     "vllm:num_requests_running NaN", "vllm:prompt_tokens_total{} abc", "vllm:prompt_tokens_total +Inf"],
+    ["", "<html><body>502</body></html>", "\x00\xff" * 100, "vllm:", "vllm:num_requests_running{",
+     "python_gc 3\n" * 9, "vllm:num_requests_running NaN", "vllm:prompt_tokens_total{} abc", "vllm:prompt_tokens_total +Inf"],
 )  # fmt: skip
 def test_what_is_no_metrics_is_none(text: str) -> None:
     assert counters.read(text) is None
