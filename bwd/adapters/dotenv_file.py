@@ -46,7 +46,7 @@ def _unreadable(path: Path, name: str, error: OSError) -> DotEnv:
     if error.errno == errno.ELOOP:
         return _problem(name, "a link that leads back to itself", "link it to a file")
     if isinstance(error, PermissionError):
-        return _problem(name, "no permission to read it", f"chmod u+r {name}")
+        return _problem(name, "no permission to read it", f"run chmod u+r {name}")
     if isinstance(error, NotADirectoryError):
         return _problem(name, "a part of its path is a file, not a folder", "check BWD_ENV_FILE")
     if error.errno == errno.ENXIO:  # a socket

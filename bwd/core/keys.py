@@ -67,7 +67,7 @@ _TABLE: Final = (
         "`cuda`, `cpu`, or `auto`: cuda where a GPU of compute capability 8.0 or newer and driver R580 or "
         "newer are seen, else cpu, with the reason in `bwd serve --dry-run`."),
     Key("ENGINE_PYTHON", _ENGINE, v.executable, "", "~/vllm/bin/python", "argv", "restart",
-        "A Python (3.11 or 3.12) of your own with vLLM in it, in place of the locked environment."),
+        "A Python (3.11 or 3.12) of your own with vLLM 0.32.0 in it, in place of the locked environment."),
     Key("BUILD", _ENGINE, v.one_of("source", "wheel"), "source", "source", "build", "restart",
         "How the cuda environment gets vLLM: built from source without flash-attn, or the published wheel."),
     Key("BUILD_SOURCE", _ENGINE, v.one_of("sdist", "git"), "sdist", "sdist", "build", "restart",

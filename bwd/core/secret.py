@@ -40,5 +40,11 @@ class Secret:
     def __format__(self, spec: str) -> str:
         return format(HIDDEN, spec)
 
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Secret:
+        return self
+
     def __reduce__(self) -> str | tuple[object, ...]:
         raise TypeError("a secret is not pickled")

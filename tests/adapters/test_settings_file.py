@@ -116,7 +116,7 @@ def test_utf_16(tmp_path: Path) -> None:
 def test_no_permission(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("PORT=8000\n")
     (tmp_path / ".env").chmod(0)
-    assert unprivileged(tmp_path / ".env") == ".env: no permission to read it. Chmod u+r .env"
+    assert unprivileged(tmp_path / ".env") == ".env: no permission to read it. Run chmod u+r .env"
 
 
 def unprivileged(path: Path) -> str:

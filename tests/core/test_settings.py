@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import pickle
@@ -372,6 +373,7 @@ def test_a_secret_is_compared_and_never_pickled() -> None:
     assert Secret("a") != Secret("b")
     assert Secret("a") != "a"
     assert len({Secret("a"), Secret("a")}) == 1
+    assert copy.deepcopy(Secret("a")) == Secret("a")
     with pytest.raises(TypeError, match="not pickled"):
         pickle.dumps(Secret("a"))
 
