@@ -38,6 +38,7 @@ def read(timeout_s: float = TIMEOUT_S, command: Sequence[str] = _CHILD) -> NvmlF
     ending = ""
     if not in_time:
         child.kill()
+        _reap(child)
         ending = f"no answer within {timeout_s:g} s (a hung driver hangs nvidia-smi too)"
     else:
         code = _reap(child)
@@ -63,6 +64,8 @@ def _read_until(child: subprocess.Popen[bytes], deadline: float) -> tuple[bytes,
 
 
 def _reap(child: subprocess.Popen[bytes]) -> int | None:
+    """Its exit code; None when it does not end even when killed: it sits in the driver, and the kernel
+    ends it when the driver lets go."""
     try:
         return child.wait(2.0)
     except subprocess.TimeoutExpired:
