@@ -3,8 +3,8 @@
     python scripts/fuzz_dotenv.py --runs 1000000 --report docs/fuzz-dotenv.md
 
 Needs atheris (libFuzzer for Python), which follows the branches of the code under test. Two things
-are checked of every input: nothing but SettingsError is ever raised, and no line is dropped: each
-line that is not blank is an entry, a comment or a problem. A counterexample is written to
+are checked: nothing but SettingsError is ever raised, and no line is dropped: each line that is not
+blank is an entry, a comment or a problem. A counterexample is written to
 crash-<hash> by libFuzzer and can be given back as an argument.
 """
 
@@ -16,6 +16,7 @@ import platform
 import re
 import sys
 import time
+import zlib
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+_RESOLVED_ONE_IN = 20
 _BREAK = re.compile(rb"\r\n|\n|\r")
 
 
@@ -125,7 +127,9 @@ def _fuzz(atheris: Any, runs: int, report: Path | None) -> int:
 
             def one(data: bytes) -> None:
                 check(data)
-                resolves(data)
+                # Nearest names for unknown keys take a hundred times as long as the reading.
+                if zlib.crc32(data) % _RESOLVED_ONE_IN == 0:
+                    resolves(data)
 
             options = [
                 f"-runs={runs}",
@@ -158,8 +162,9 @@ def _page(runs: int, done: int, seconds: float, coverage: str) -> str:
     return (
         "# Fuzzing the reader of `.env`\n\n"
         f"    python scripts/fuzz_dotenv.py --runs {runs} --report docs/fuzz-dotenv.md\n\n"
-        "Checked of every input: only SettingsError is raised; each line that is not blank is an entry, a\n"
-        "comment or a problem, exactly once; a blank line is neither.\n\n"
+        "Checked of every input: nothing is raised; each line that is not blank is an entry, a comment or a\n"
+        "problem, exactly once; a blank line is neither. One input in "
+        f"{_RESOLVED_ONE_IN} is also read through to the\nsettings, which may raise SettingsError only.\n\n"
         "| | |\n|---|---|\n"
         f"| Date | {time.strftime('%Y-%m-%d')} |\n"
         f"| Machine | {os.cpu_count()}-core {platform.machine()} VM, Python {platform.python_version()} |\n"

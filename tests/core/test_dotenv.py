@@ -4,7 +4,7 @@ text of a broken line is shown."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fuzz_dotenv
@@ -253,19 +253,19 @@ _TRAPS = ("\n", "\r\n", "\r", "\ufeff", "\u00a0", "\u200b", "\u201c", "\0", "\x0
 _PIECES = st.sampled_from([*_WORDS, *_TRAPS])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_PIECES, max_size=40).map("".join))
 def test_every_line_of_a_text_is_accounted_for(text: str) -> None:
     fuzz_dotenv.check(text.encode())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=200))
 def test_every_line_of_any_bytes_is_accounted_for(data: bytes) -> None:
     fuzz_dotenv.check(data)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.from_regex(r"[A-Z][A-Z0-9_]{0,8}", fullmatch=True), st.text("abc XYZ019_./:,=+-#$\\", max_size=20)

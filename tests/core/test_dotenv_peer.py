@@ -7,7 +7,7 @@ import io
 import logging
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bwd.core.dotenv import parse
@@ -16,7 +16,7 @@ from tests.core.test_dotenv import REFUSED, TAKEN, WHOLE
 python_dotenv = pytest.importorskip("dotenv")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(

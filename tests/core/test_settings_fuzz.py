@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bwd.core import settings_view
@@ -20,7 +20,7 @@ _VALUES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(_NAMES, _VALUES), max_size=6), st.dictionaries(_NAMES, _VALUES, max_size=3))
 def test_any_file_and_any_shell(lines: list[tuple[str, str]], environ: dict[str, str]) -> None:
     text = "\n".join(f"{name}={value}" for name, value in lines)
@@ -39,7 +39,7 @@ def test_any_file_and_any_shell(lines: list[tuple[str, str]], environ: dict[str,
 
 
 @pytest.mark.parametrize("name", list(KEYS))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(value=st.text(min_size=1, max_size=40).map(str.strip).filter(bool))
 def test_any_value_of_each_key(name: str, value: str) -> None:
     blamed: set[str] = set()
