@@ -165,7 +165,9 @@ def _from_file(
             reading.warnings.append(Problem(entry.key, where, f"left out: {why}", "remove the line"))
         elif entry.key.startswith("NCCL_"):
             _take_member(families["NCCL_"], entry.key, raw)
-        elif entry.key.startswith("VLLM_") and entry.key in ENVIRONMENT:
+        elif entry.key in settings_seed.PASSED_ON or (
+            entry.key.startswith("VLLM_") and entry.key in ENVIRONMENT
+        ):
             _take_member(families["VLLM_"], entry.key, raw)
         else:
             reading.problems.append(_unknown(entry.key, where))

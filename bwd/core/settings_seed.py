@@ -27,13 +27,20 @@ ALIASES: Final = {
 }
 """Names that other set-ups use, and the key that takes their value."""
 
+PASSED_ON: Final = frozenset({"CUDA_VISIBLE_DEVICES"})
+"""Variables that people expect to work as lines of their own; like VLLM_ lines they join EXTRA_ENV."""
+
+_OFFLINE: Final = "the engine always runs offline, from the folder that bwd downloaded"
 _CONTAINER: Final = "it speaks to a container runtime, and there is no container"
 _DROPPED: Final = {
     **{name: why for name, why in NO_LONGER_READ.items() if name not in ALIASES},
     "VLLM_TARGET_DEVICE": "ENGINE chooses between cuda and cpu",
     "HF_HUB_ENABLE_HF_TRANSFER": "huggingface_hub ignores it since 1.0; downloads use hf-xet by themselves",
+    "HF_HUB_OFFLINE": _OFFLINE,
+    "TRANSFORMERS_OFFLINE": _OFFLINE,
+    "VLLM_PORT": "vLLM uses it between its own processes; PORT is the port of the API",
     "NVIDIA_DISABLE_REQUIREMENTS": _CONTAINER,
-    "NVIDIA_VISIBLE_DEVICES": f"{_CONTAINER}; EXTRA_ENV=CUDA_VISIBLE_DEVICES=0,1 chooses cards",
+    "NVIDIA_VISIBLE_DEVICES": f"{_CONTAINER}; CUDA_VISIBLE_DEVICES chooses cards",
     "NVIDIA_DRIVER_CAPABILITIES": _CONTAINER,
     "CUDA_DEVICE_ORDER": "bwd sets PCI_BUS_ID, so that cards have the numbers that nvidia-smi shows",
 }

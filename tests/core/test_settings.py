@@ -354,6 +354,23 @@ def test_a_line_of_a_variable_that_the_engine_reads_joins_extra_env() -> None:
     assert settings.origins["VLLM_LOG_STATS_INTERVAL"] == Origin("file", ".env:1")
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["VLLM_PORT=8000", "HF_HUB_OFFLINE=1", "HF_HUB_ENABLE_HF_TRANSFER=1", "NVIDIA_VISIBLE_DEVICES=all"],
+)
+def test_a_line_without_effect_is_left_out_with_the_reason(line: str) -> None:
+    settings = of(line)
+    assert settings.extra_env == {}
+    assert [warning.message.startswith("left out: ") for warning in settings.warnings] == [True]
+
+
+def test_the_cards_can_be_chosen_on_a_line_of_its_own() -> None:
+    settings = of("CUDA_VISIBLE_DEVICES=1")
+    assert settings.extra_env == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert settings.origins["EXTRA_ENV"] == Origin("file", ".env:1")
+    assert settings.warnings == ()
+
+
 # ---- secrets
 
 HIDDEN = ("hf_abcdefghijSECRET", "sk-SECRET", "aws-SECRET")
