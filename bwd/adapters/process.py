@@ -133,11 +133,15 @@ def members(run_id: str, child: Child, known: Iterable[Process] = ()) -> tuple[P
     seen = table()
     mine = {p.pid: seen[p.pid] for p in known if p.pid in seen and seen[p.pid].start_time == p.start_time}
     uid = os.getuid()
+    # The kernel does not give a session's number away while anybody is in it: a leader that started at
+    # another time means that the run's session has ended, and this one is a stranger's.
+    leader = seen.get(child.pid)
+    session = None if leader is not None and leader.start_time != child.start_time else child.sid
     for process in seen.values():
         if process.start_time < child.start_time:
             continue  # older than the run: cannot be part of it
         # A process in state D may hold the lock that its environ is read under
-        if process.sid == child.sid or (
+        if process.sid == session or (
             process.state not in ("D", "Z") and _owner(process.pid) == uid and marker(process.pid) == run_id
         ):
             mine[process.pid] = process

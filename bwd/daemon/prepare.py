@@ -41,7 +41,7 @@ async def prepare(
     listening: Callable[[], str],
 ) -> None:
     """Prepare, and post Prepared or PrepareFailed for `generation`. `own_pids` are the processes of the
-    engine that runs now, `listening` what front says that it listens on ("": nothing, or it does not answer)."""
+    engine that runs now, `listening` what front says that it listens on ("": nothing, or not asked)."""
     try:
         launch = await _prepare(world, generation, rung, own_pids, listening)
         world.launches[launch.ref.digest] = launch
