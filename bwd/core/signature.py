@@ -21,6 +21,9 @@ ERROR = r"(?:(?:[\w.]+(?:Error|Exception)|  Value error)[:,] +)?"
 """How a message of an exception begins: "ValueError: ", or pydantic's "  Value error, "."""
 
 
+_NAMED = frozenset({Source.VLLM, Source.PRINT})
+
+
 class Action(StrEnum):
     """What a row makes happen."""
 
@@ -35,8 +38,8 @@ class Signature:
     """One row. `pattern` is matched against the message from its first character; its named groups may
     stand in `means` and `hint` as {name}. `writers` are the sources that can write the line, `files`
     the file names behind "[...]" (empty: any), `procs` the beginnings of vLLM's process names (empty:
-    any). `kind` is None for a benign row. `key` is the setting that the hint speaks of. `literal` is
-    in every line that the row matches. `fixture` is a real line, `origin` where it was captured, or in
+    any). `kind` is None for a benign row. `key` is the setting that the hint speaks of. `literal`,
+    or one of `also`, is in every line that the row matches. `fixture` is a real line, `origin` where it was captured, or in
     which source of the pinned releases or public thread it stands."""
 
     id: str
@@ -53,6 +56,7 @@ class Signature:
     writers: frozenset[Source] = STARTUP_WRITERS
     files: frozenset[str] = frozenset()
     procs: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     rank: Rank = Rank.ROOT
     regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
@@ -65,6 +69,6 @@ class Signature:
             return None
         if self.files and line.file not in self.files:
             return None
-        if self.procs and not line.proc.startswith(self.procs):
+        if self.procs and line.source in _NAMED and not line.proc.startswith(self.procs):
             return None
         return self.regex.match(line.msg)

@@ -106,10 +106,9 @@ def event(line: LogLine, phase: Phase, run: int, where: Mapping[str, str] | None
     return None
 
 
+_OF_ROWS = (text for row in TABLE if Source.KERNEL not in row.writers for text in (row.literal, *row.also))
 LITERALS: tuple[str, ...] = tuple(
-    dict.fromkeys(
-        (*markers.LITERALS, *(row.literal for row in TABLE), "Error: ", "Exception: ", "Value error, ")
-    )
+    dict.fromkeys((*markers.LITERALS, *_OF_ROWS, "Error: ", "Exception: ", "Value error, "))
 )
 
 

@@ -128,7 +128,7 @@ def a_blind_engine_is_judged_late_and_by_three(m: ModuleType | Any) -> None:
 def a_canary_queued_behind_tokens_that_flow_is_not_even_suspected(m: ModuleType | Any) -> None:
     state = m.begin(0.0)
     for now, tokens in ((1.0, 1.0), (4.0, 2.0), (8.0, 3.0)):
-        state, verdict = m.observe(state, Sample(Counters(tokens, 1, running=200)), now, SPEC)
+        state, _ = m.observe(state, Sample(Counters(tokens, 1, running=200)), now, SPEC)
     late = Canary(Outcome.TIMED_OUT, 0.5, 10.5)
     moving = Sample(Counters(4.0, 1, running=200), canary=late)
     assert isinstance(m.observe(state, moving, 10.5, SPEC)[1], m.Healthy)

@@ -1,4 +1,4 @@
-"""Breaks the lifecycle and the probes by hand, one line at a time, and expects the story named beside it to notice.
+"""Breaks the lifecycle and the probes by hand, a line at a time; the story named beside it must notice.
 
 The mutants (each a line of the source replaced; lists in tests/core/mutants/):
 

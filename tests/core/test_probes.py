@@ -132,7 +132,8 @@ def test_metrics_are_read_by_name_and_summed_over_engines() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "<html><body>502</body></html>", "\x00\xff" * 100, "vllm:", "vllm:num_requests_running{",
-     "python_gc 3\n" * 9, "vllm:num_requests_running NaN", "vllm:prompt_tokens_total{} abc", "vllm:prompt_tokens_total +Inf"],
+     "python_gc 3\n" * 9, "vllm:num_requests_running NaN", "vllm:prompt_tokens_total{} abc",
+     "vllm:prompt_tokens_total +Inf"],
 )  # fmt: skip
 def test_what_is_no_metrics_is_none(text: str) -> None:
     assert counters.read(text) is None
