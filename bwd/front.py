@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -214,6 +215,9 @@ def main(argv: Sequence[str]) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s front: %(message)s"
     )
     _raise_descriptor_limit()
+    # What the imports made stays for good; without this each full collection walks it, in the
+    # middle of somebody's stream.
+    gc.freeze()
     try:
         paths = places.find(os.environ).make()
         asyncio.run(Front(paths, os.environ).run())

@@ -228,7 +228,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000, help="for time to first token (default 1000)")
     parser.add_argument("--streams", type=int, default=128, help="at once (default 128)")
     parser.add_argument("--pace", type=float, default=50.0, help="tokens per second of a stream (default 50)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of a stream (default 8)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of a stream (default 20)")
     parser.add_argument("--rounds", type=int, default=3, help="of each side (default 3)")
     parser.add_argument("--json", action="store_true", help="print data instead of a table")
     wanted = parser.parse_args()
@@ -269,17 +269,13 @@ def main() -> int:
         }
         print(json.dumps(data, indent=1))
         return 0
-    print(
-        f"load average at the start {load:.1f}, {os.cpu_count()} CPUs; front's memory at the end {memory:.0f} MB"
-    )
+    print(f"load average {load:.1f}, {os.cpu_count()} CPUs; front's memory at the end {memory:.0f} MB")
     print(f"\ntime to first token, {wanted.requests} requests each      median       p99")
     for side in sides:
         values = taken[side.name]
         print(f"  {side.name:46}{1000 * centile(values, 0.5):6.2f} ms {1000 * centile(values, 0.99):6.2f} ms")
     print(f"  {'added by front':46}{added[0.5]:6.2f} ms {added[0.99]:6.2f} ms")
-    print(
-        f"\n{wanted.streams} streams of {tokens} tokens at {wanted.pace:g} a second, median of {wanted.rounds}"
-    )
+    print(f"\n{wanted.streams} streams of {tokens} tokens, {wanted.pace:g} a second; {wanted.rounds} rounds")
     print(f"  {'':12}{'whole round':>16}{'while all run':>16}{'p99 of a late token':>22}")
     for side in sides:
         one = middle[side.name]

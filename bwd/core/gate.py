@@ -231,7 +231,9 @@ def _health(gate: Gate) -> Answer:
     body = {"status": "ok" if gate.open else "unavailable", "phase": gate.phase}
     if gate.open:
         return Answer("own", 200, body)
-    return Answer("own", 503, {**body, "why": gate.why}, _retry(gate))
+    # The reason may name files of this machine; anybody may ask for /health.
+    why = {"why": gate.why} if gate.api_key_sha256 is None else {}
+    return Answer("own", 503, {**body, **why}, _retry(gate))
 
 
 def _about(gate: Gate) -> dict[str, object]:

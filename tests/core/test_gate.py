@@ -185,6 +185,11 @@ def test_probes_need_no_key(path: str) -> None:
     assert answered(ask(replace(OPEN, api_key_sha256=KEY), path)).status == 200
 
 
+def test_the_reason_is_for_those_with_the_key() -> None:
+    assert answered(ask(SHUT, "/health")).body["why"] == "weights 40 %"
+    assert "why" not in answered(ask(replace(SHUT, api_key_sha256=KEY), "/health")).body
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/version", "/tokenize", "/v1/models"])
 def test_everything_else_needs_the_key(path: str) -> None:
     assert answered(ask(replace(OPEN, api_key_sha256=KEY), path)).status == 401
