@@ -170,7 +170,7 @@ def _page(runs: int, done: int, seconds: float, coverage: str) -> str:
         f"| Machine | {os.cpu_count()}-core {platform.machine()} VM, Python {platform.python_version()} |\n"
         f"| Fuzzer | atheris {metadata.version('atheris')} (libFuzzer), inputs up to 400 bytes |\n"
         f"| Inputs | {done:,} in {seconds:.0f} s |\n"
-        f"| Branches of bwd.core reached | {coverage} |\n"
+        f"| Branches of bwd.core reached (libFuzzer cov) | {coverage} |\n"
         "| Crashes | 0 |\n"
         "| Lines dropped | 0 |\n"
     )
