@@ -28,7 +28,6 @@ from bwd.errors import BwdError
 
 Say = Callable[[str], None]
 _CHUNK = 1 << 20
-_TRIES = 5
 _WAITS = (1.0, 3.0, 10.0, 30.0)  # seconds between the tries
 _TIMEOUT = 60.0  # seconds without a byte
 
@@ -110,6 +109,8 @@ def find_url(source: Source, indexes: Sequence[str]) -> str:
                 links = _Links()
                 links.feed(answer.read().decode("utf-8", "replace"))
         except OSError as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             reasons.append(f"{urllib.parse.urlsplit(page).hostname}: {_reason(error)}")
             continue
         for link in links.found:
@@ -142,7 +143,12 @@ def sha256_of(file: Path) -> str:
 
 
 def fetch(
-    source: Source, folder: Path, indexes: Sequence[str], say: Say, offline: Sequence[Path] = ()
+    source: Source,
+    folder: Path,
+    indexes: Sequence[str],
+    say: Say,
+    offline: Sequence[Path] = (),
+    waits: Sequence[float] = _WAITS,
 ) -> Path:
     """The verified file, from `folder` or from the folders in `offline` or from an index. Resumes a
     partial file; a finished file with another hash is fetched again once, then refused."""
@@ -164,7 +170,7 @@ def fetch(
     part = target.with_name(target.name + ".part")
     url = find_url(source, indexes)
     for again in range(2):
-        _download(url, part, source, say)
+        _download(url, part, source, say, waits)
         if sha256_of(part) == source.sha256:
             os.replace(part, target)
             return target
@@ -177,12 +183,12 @@ def fetch(
     )
 
 
-def _download(url: str, part: Path, source: Source, say: Say) -> None:
+def _download(url: str, part: Path, source: Source, say: Say, waits: Sequence[float]) -> None:
     said = 0.0
     last: OSError | None = None
-    for attempt in range(_TRIES):
+    for attempt in range(len(waits) + 1):
         if attempt:
-            wait = _WAITS[attempt - 1]
+            wait = waits[attempt - 1]
             say(f"{source.filename}: {_reason(last) if last else 'cut'}; trying again in {wait:.0f} s")
             time.sleep(wait)
         have = part.stat().st_size if part.is_file() else 0
@@ -197,6 +203,7 @@ def _download(url: str, part: Path, source: Source, say: Say) -> None:
                         mb = f"{out.tell() / 1e6:.0f} of {source.size / 1e6:.0f} MB"
                         say(f"fetching {source.filename}: {mb}")
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code == 416:
                 part.unlink(missing_ok=True)
             elif error.code not in (408, 429, 500, 502, 503, 504):
@@ -214,7 +221,7 @@ def _download(url: str, part: Path, source: Source, say: Say) -> None:
             return
     why = _reason(last) if last else "cut each time"
     raise BwdError(
-        f"{source.filename} could not be fetched in {_TRIES} tries ({why})",
+        f"{source.filename} could not be fetched in {len(waits) + 1} tries ({why})",
         hint="try again: what has arrived is kept",
     )
 

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from bwd.errors import BwdError
 
+USUAL_PLACE = Path("/usr/local/cuda")
+"""Where NVIDIA's installers put a toolkit."""
+
 CUDA_MAJOR = 13
 """The CUDA release that torch 2.13.0 and the plan's driver floor (R580) belong to."""
 
@@ -34,11 +37,11 @@ class Toolkit:
     cxx_version: str
 
 
-def make(site_packages: Path, folder: Path, environ: Mapping[str, str]) -> Toolkit:
+def make(site_packages: Path, folder: Path, environ: Mapping[str, str], usual: Path = USUAL_PLACE) -> Toolkit:
     """The toolkit to build with: the wheels' where the environment has them, else CUDA_HOME or PATH's.
     Raises BwdError, before any minute is spent, when there is none or it does not fit."""
     wheels = site_packages / "nvidia" / f"cu{CUDA_MAJOR}"
-    home = _from_wheels(wheels, folder) if (wheels / "bin" / "nvcc").is_file() else _of_system(environ)
+    home = _from_wheels(wheels, folder) if (wheels / "bin" / "nvcc").is_file() else _of_system(environ, usual)
     version = _nvcc_version(home / "bin" / "nvcc")
     if int(version.split(".")[0]) != CUDA_MAJOR:
         raise BwdError(
@@ -50,7 +53,7 @@ def make(site_packages: Path, folder: Path, environ: Mapping[str, str]) -> Toolk
     return Toolkit(home, version, cxx, cxx_version)
 
 
-def _of_system(environ: Mapping[str, str]) -> Path:
+def _of_system(environ: Mapping[str, str], usual: Path) -> Path:
     named = environ.get("CUDA_HOME", "")
     if ":" in named:
         raise BwdError(
@@ -60,7 +63,7 @@ def _of_system(environ: Mapping[str, str]) -> Path:
     for home in (
         named,
         os.path.dirname(os.path.dirname(os.path.realpath(on_path))) if on_path else "",
-        "/usr/local/cuda",
+        str(usual),
     ):
         if home and (Path(home) / "bin" / "nvcc").is_file():
             return Path(home)

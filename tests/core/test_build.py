@@ -1,0 +1,203 @@
+"""What decides a build, as values: architectures, jobs, the key of a wheel, progress, and why it failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from bwd.core import build
+from bwd.core.build import GIB, NinjaStep
+from bwd.core.problem import Problem
+
+SOURCE = {"kind": "source", "source": "aa", "patches": "bb", "torch": "2.13.0", "archs": "12.0"}
+
+
+@pytest.mark.parametrize(
+    ("text", "archs"),
+    [
+        ("12.0", ("12.0",)),
+        ("sm_120", ("12.0",)),
+        ("120", ("12.0",)),
+        ("sm120a", ("12.0",)),
+        ("12.0f", ("12.0",)),
+        ("compute_90a", ("9.0",)),
+        ("12.1", ("12.0",)),  # the family code of 12.0 runs on 12.1
+        ("10.3", ("10.0",)),
+        ("12.0;9.0", ("9.0", "12.0")),
+        ("8.9 12.0, 9.0", ("8.9", "9.0", "12.0")),
+        ("12.0;12.0", ("12.0",)),
+    ],
+)
+def test_an_architecture_may_be_written_as_people_write_it(text: str, archs: tuple[str, ...]) -> None:
+    assert build.parse_arch(text, ".env:3") == archs
+
+
+@pytest.mark.parametrize("text", ["13.0", "7.5", "blackwell", "rtx5090", "", "12", "12.0.0"])
+def test_an_unknown_architecture_is_refused_with_the_known_ones(text: str) -> None:
+    problem = build.parse_arch(text, ".env:3")
+    assert isinstance(problem, Problem)
+    assert problem.line().startswith(".env:3 BUILD_ARCH: ")
+    assert "12.0 (RTX 50" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("cards", "archs"),
+    [
+        ([], ("12.0",)),
+        ([(12, 0), (12, 0)], ("12.0",)),
+        ([(9, 0)], ("9.0",)),
+        ([(12, 0), (8, 9)], ("8.9", "12.0")),
+        ([(12, 1)], ("12.0",)),
+        ([(6, 1)], ("12.0",)),
+    ],
+)
+def test_the_cards_decide_the_architectures(cards: list[tuple[int, int]], archs: tuple[str, ...]) -> None:
+    assert build.arch_of(cards) == archs
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gib", "setting", "archs", "count", "threads"),
+    [
+        (2, 24, None, 1, 2, 1),  # the small machine still finishes
+        (48, 128, None, 1, 42, 1),  # a 7960X with 128 GiB: what the seed used
+        (32, 250, None, 1, 32, 1),
+        (16, 8, None, 1, 2, 1),
+        (4, 2, None, 1, 1, 1),  # never none
+        (48, 128, 6, 1, 6, 1),  # MAX_JOBS decides
+        (16, 12, None, 3, 4, 3),  # processors left over: threads for the architectures
+        (16, 12, None, 1, 4, 1),
+    ],
+)
+def test_jobs_come_from_processors_and_memory(
+    cpus: int, gib: int, setting: int | None, archs: int, count: int, threads: int
+) -> None:
+    jobs = build.jobs(cpus, gib * GIB, setting, archs)
+    assert (jobs.count, jobs.nvcc_threads) == (count, threads)
+
+
+def test_the_reason_for_the_jobs_names_what_limits_them() -> None:
+    assert build.jobs(2, 24 * GIB).reason == "2 processors, 24 GiB available; limited by processors"
+    assert build.jobs(16, 8 * GIB).reason.endswith("limited by memory: 3 GiB a job")
+    assert build.jobs(16, 8 * GIB, 5).reason == "MAX_JOBS=5"
+
+
+def test_the_same_inputs_have_the_same_key_in_any_order() -> None:
+    assert build.wheel_key(SOURCE) == build.wheel_key(dict(reversed(SOURCE.items())))
+
+
+@pytest.mark.parametrize("part", sorted(SOURCE))
+def test_each_input_decides_the_key(part: str) -> None:
+    assert build.wheel_key({**SOURCE, part: SOURCE[part] + "x"}) != build.wheel_key(SOURCE)
+
+
+def test_the_version_says_whose_build_it_is() -> None:
+    assert build.version_of(("12.0",), "source") == "0.32.0+bwd.sm120"
+    assert build.version_of(("9.0", "12.0"), "source") == "0.32.0+bwd.sm90.sm120"
+    assert build.version_of(("12.0",), "wheel") == "0.32.0+bwd.wheel"
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        (
+            "[3/114] Building CUDA object CMakeFiles/_C_stable_libtorch.dir/csrc/topk.cu.o",
+            NinjaStep(3, 114, "csrc/topk.cu"),
+        ),
+        (
+            "[114/114] Linking CXX shared module _moe_C_stable_libtorch.abi3.so",
+            NinjaStep(114, 114, "_moe_C_stable_libtorch.abi3.so"),
+        ),
+        ("ptxas info    : 0 bytes gmem", None),
+        ("", None),
+    ],
+)
+def test_a_line_of_ninja_is_read_as_a_step(line: str, step: NinjaStep | None) -> None:
+    assert build.ninja_step(line) == step
+
+
+def test_progress_says_how_far_how_fast_and_how_long() -> None:
+    line = build.progress_line(NinjaStep(12, 114, "csrc/topk.cu"), 120.0)
+    assert line == "built 12 of 114 (6.0 a minute, about 17 min left): csrc/topk.cu"
+
+
+FAILURES = [
+    (
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        -9,
+        "OUT_OF_MEMORY",
+        "set MAX_JOBS=2",
+    ),
+    ("g++: fatal error: Killed signal terminated program cc1plus", 1, "OUT_OF_MEMORY", "set MAX_JOBS=2"),
+    ("virtual memory exhausted: Cannot allocate memory", 1, "OUT_OF_MEMORY", "set MAX_JOBS=2"),
+    (
+        "nvcc error   : 'ptxas' died due to signal 11 (Invalid memory reference)",
+        139,
+        "COMPILER_CRASHED",
+        "again",
+    ),
+    ("csrc/topk.cu:12:1: internal compiler error: in foo, at bar.cc:1", 1, "COMPILER_CRASHED", "again"),
+    ("/usr/bin/ld: final link failed: No space left on device", 1, "DISK_FULL", "free space"),
+    (
+        "csrc/a.cu:4:10: fatal error: cutlass/cutlass.h: No such file or directory",
+        1,
+        "MISSING_HEADER",
+        "toolkit",
+    ),
+    ("/usr/bin/ld: cannot find -lcudart_static: No such file or directory", 1, "MISSING_LIBRARY", "toolkit"),
+    (
+        "#error -- unsupported GNU version! gcc versions later than 15 are not supported!",
+        1,
+        "COMPILER_TOO_NEW",
+        "set CXX",
+    ),
+    ("nvcc fatal   : Unsupported gpu architecture 'compute_120f'", 1, "UNSUPPORTED_ARCH", "CUDA 13.0"),
+    ("error: patch failed: CMakeLists.txt:12", 1, "PATCH_FAILED", "--clean"),
+    ("cc1plus: fatal error: cannot open x.o: Read-only file system", 1, "READ_ONLY", "BWD_STATE_DIR"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "name", "hint"), FAILURES, ids=[f"{f[2]}-{n}" for n, f in enumerate(FAILURES)]
+)
+def test_a_failure_is_named_with_its_place_and_a_remedy(line: str, code: int, name: str, hint: str) -> None:
+    output = [
+        "[5/9] Building x",
+        "FAILED: [code=1] CMakeFiles/_C.dir/csrc/topk.cu.o ",
+        line,
+        "ninja: build stopped.",
+    ]
+    failure = build.diagnose(output, code, 4)
+    assert failure.id == name
+    assert failure.unit == "csrc/topk.cu"
+    assert hint in failure.hint
+
+
+def test_the_missing_thing_is_named() -> None:
+    failure = build.diagnose(["a.cu:1:2: fatal error: cutlass/cutlass.h: No such file or directory"], 1, 4)
+    assert failure.cause == "the header cutlass/cutlass.h is missing"
+
+
+def test_the_first_cause_counts_and_not_what_follows_from_it() -> None:
+    output = [
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "error: foo",
+        "ninja: build stopped",
+    ]
+    assert build.diagnose(output, 1, 1).id == "OUT_OF_MEMORY"
+
+
+def test_a_build_killed_without_a_word_most_likely_lacked_memory() -> None:
+    assert build.diagnose([], -9, 8).hint.startswith("set MAX_JOBS=4")
+    assert build.diagnose([], 137, 1).hint.startswith("set MAX_JOBS=1")
+
+
+def test_an_unknown_failure_quotes_the_first_error_and_points_at_the_log() -> None:
+    failure = build.diagnose(
+        ["CMake Error at CMakeLists.txt:539 (message):", "  Machete generation failed."], 1, 2
+    )
+    assert failure.cause == "the build ended with code 1: CMake Error at CMakeLists.txt:539 (message):"
+    assert failure.hint == "see the log"
+
+
+def test_requirements_files_become_requires_dist() -> None:
+    text = ["# Common", "-r common.txt", "", "torch==2.13.0", "numba == 0.65.0 # speculative decoding"]
+    assert build.wheel_requirements(text) == ("torch==2.13.0", "numba == 0.65.0")
