@@ -100,7 +100,7 @@ def nccl_module(repo: str, tag: str) -> str:
     ).stdout
     number = ".".join(re.findall(r"NCCL_(?:MAJOR|MINOR|PATCH)\s*:=\s*(\d+)", version))
     names = {"NCCL_" + name for name in re.findall(r'NCCL_PARAM\(\s*\w+\s*,\s*"(\w+)"', source)}
-    # The levels, NCCL_DEBUG and the plugin names reach getenv by way of other functions: any quoted whole name.
+    # The levels, NCCL_DEBUG and the plugin names reach getenv by way of functions: any quoted whole name.
     names |= set(re.findall(r'"(NCCL_[A-Z0-9_]+[A-Z0-9])"', source))
     return (
         f'"""Variables that NCCL {number} reads. Written by scripts/engine_names.py; do not edit."""\n\n'
