@@ -23,12 +23,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
-from lock_conda import SUBDIR, LockError, Row, conda_row, conda_sources, solve, write_repodata
 from packaging.markers import Marker
 from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from pixi_manifest import Manifest, ManifestError, Table
 from rattler import Channel, LockFile
+
+from lock_conda import SUBDIR, LockError, Row, conda_row, conda_sources, solve, write_repodata
+from pixi_manifest import Manifest, ManifestError, Table
 from wheel_metadata import remote_metadata
 
 ROOT = Path(__file__).resolve().parent.parent

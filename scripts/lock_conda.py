@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pixi_manifest import Table
 from rattler import (
     Channel,
     GenericVirtualPackage,
@@ -20,6 +19,8 @@ from rattler import (
     solve_with_sparse_repodata,
 )
 from rattler.package.build_string import BuildString
+
+from pixi_manifest import Table
 
 SUBDIR = "linux-64"
 Row = dict[str, Any]

@@ -28,7 +28,11 @@ from pixi_manifest import DEFAULT, Manifest, ManifestError, Task
 
 ROOT = Path(__file__).resolve().parent.parent
 USAGE = "usage: pixiw run [-e ENV] TASK [ARGS...] | install [-e ENV] | shell [-e ENV] | task list"
-PLAIN = re.compile(r"[\w@%+=:,./ -]+")  # a command with nothing in it for a shell to do
+# A command with nothing in it for a shell to do, unless its first word is the shell's own.
+PLAIN = re.compile(r"[\w@%+=:,./ -]+")
+BUILTINS = frozenset(
+    [".", "cd", "command", "exec", "exit", "export", "set", "source", "ulimit", "umask", "unset"]
+)
 
 
 class UsageError(Exception):
@@ -99,13 +103,14 @@ def render(text: str, values: Mapping[str, str], task: str) -> str:
     return re.sub(r"\{\{(.*?)\}\}", value, text)
 
 
-def command_of(task: Task, words: Sequence[str]) -> list[str]:
+def command_of(task: Task, given: Sequence[str]) -> list[str]:
     """The argv of a task: its own words where no shell is needed, so that a signal reaches the program
     itself."""
-    values, extra = bind(task, words)
+    values, extra = bind(task, given)
     text = render(task.cmd or "", values, task.name)
-    if PLAIN.fullmatch(text):
-        return [*text.split(), *extra]
+    words = text.split()
+    if PLAIN.fullmatch(text) and words[0] not in BUILTINS and "=" not in words[0]:
+        return [*words, *extra]
     return ["sh", "-c", " ".join([text, *map(shlex.quote, extra)])]
 
 

@@ -97,7 +97,12 @@ class Manifest:
         entry = self.table.get("environments", {}).get(environment, [])
         names = entry if isinstance(entry, list) else entry.get("features", [])
         no_default = isinstance(entry, dict) and entry.get("no-default-feature", False)
-        return [self.table["feature"][name] for name in names] + ([] if no_default else [self.table])
+        have = self.table.get("feature", {})
+        if missing := [name for name in names if name not in have]:
+            raise ManifestError(
+                f"environment '{environment}' wants the feature '{missing[0]}': it is not there"
+            )
+        return [have[name] for name in names] + ([] if no_default else [self.table])
 
     def merged(self, environment: str, *keys: str) -> Table:
         """The union of one table (for example "pypi-options", "dependency-overrides") over the features."""

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
-from rattler import LockFile, MatchSpec
+from rattler import Channel, LockFile, MatchSpec
 
 from pixi_manifest import Manifest
 
@@ -83,8 +83,7 @@ def platform(manifest: Manifest, raw: Row) -> dict[str, str]:
 
 def environment(manifest: Manifest, name: str, locked: Row) -> None:
     """Channels, indexes and options of one environment."""
-    base = "https://conda.anaconda.org/"
-    channels = [c if "://" in c else f"{base}{c}/" for c in manifest.table["workspace"]["channels"]]
+    channels = [str(Channel(name).base_url) for name in manifest.table["workspace"]["channels"]]
     need([c["url"] for c in locked["channels"]] == channels, f"{name}: channels differ")
     options = manifest.merged(name, "pypi-options")
     indexes = [options["index-url"], *options.get("extra-index-urls", [])]

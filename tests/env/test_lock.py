@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,10 +77,7 @@ MUTATIONS: dict[str, tuple[Callable[[str], str], Callable[[str], str], str]] = {
         "torch is locked from",
     ),
     "an override asks for another index": (
-        swap(
-            'torchvision = { version = "==0.28.0+cpu", index = "https://download.pytorch.org/whl/cpu" }',
-            'torchvision = { version = "==0.28.0+cpu", index = "https://x.example/simple" }',
-        ),
+        lambda text: re.sub(r'(==0\.28\.0\+cpu", index = ")[^"]*', r"\1https://x.example/simple", text),
         same,
         "torchvision is locked from",
     ),
@@ -178,8 +178,7 @@ def test_the_cuda_toolchain_is_13_0() -> None:
 
 
 def test_the_cuda_environment_asks_for_all_that_vllm_asks_for() -> None:
-    """Names of the run-time requirements of vLLM 0.32.0's published wheel on Linux and Python 3.11, less the six
-    and setuptools of newer Pythons."""
+    """The file holds the run-time requirements of vLLM 0.32.0's published wheel for Linux and Python 3.11."""
     names = (Path(__file__).parent / "vllm-0.32.0-requires.txt").read_text(encoding="utf-8").split("\n")
     have = wheels("cuda")
     assert [n for n in names if n and canonicalize_name(re.split(r"[\[<>=!;~ ]", n)[0]) not in have] == []
@@ -214,3 +213,21 @@ def test_what_pixiw_leaves_out_is_in_the_lock_and_has_a_reason() -> None:
         for name, reason in manifest.leave_out(environment).items():
             assert name in wheels(environment)
             assert len(reason) > 20
+
+
+def test_the_cpu_engine_does_not_see_what_pixiw_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """engine_site/cpu hides from pixi's environment what pixiw's does not have."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    hidden = runpy.run_path(str(ROOT / "engine_site/cpu/sitecustomize.py"))["HIDDEN"]
+    assert hidden == set(Manifest.read(ROOT / "pixi.toml").leave_out("cpu"))
+
+
+def test_a_hidden_module_is_as_good_as_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "torchaudio.py").write_text("raise OSError('libcudart.so.13')\n", encoding="utf-8")
+    (tmp_path / "visible.py").write_text("", encoding="utf-8")
+    code = "import importlib.util as u, visible; print(u.find_spec('torchaudio'))"
+    path = f"{ROOT / 'engine_site'}:{ROOT / 'engine_site/cpu'}:{tmp_path}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "None\n"
