@@ -43,7 +43,7 @@ class ModelFolder:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds without a byte on disk until the child is killed, and without a byte on a connection until it is
+    """Seconds without a byte on disk until the child is killed, and on a connection until it is
     taken up anew; `pace` scales the pauses between tries (1 is normal; a trial goes faster)."""
 
     stall: float = fetching.STALL_SECONDS

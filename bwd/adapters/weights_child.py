@@ -113,8 +113,11 @@ async def run(
                 return
             await asyncio.sleep(_TICK)
 
-    readers: asyncio.Future[list[None]] = asyncio.gather(reports(child.stdout), complaints(child.stderr))
-    ticking: asyncio.Future[None] = asyncio.ensure_future(tick())
+    async def follow(out: asyncio.StreamReader, err: asyncio.StreamReader) -> None:
+        await asyncio.gather(reports(out), complaints(err))
+
+    readers = asyncio.create_task(follow(child.stdout, child.stderr))
+    ticking = asyncio.create_task(tick())
     stalled = False
     try:
         if request is not None:

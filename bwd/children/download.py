@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bwd.children import checksum, fetch, locks, report
-from bwd.children.hub import Hub, HubError, no_space
+from bwd.children.hub import FULL, Hub, HubError, full, no_space
 from bwd.core import manifest
 from bwd.core.fetching import TRANSIENT, Cause, delay, is_weight, wanted
 from bwd.core.manifest import PARTIAL, Entry, Manifest, Stamp
@@ -222,7 +222,9 @@ def run(request: dict[str, Any]) -> Path:
         missing = [e for e in whole.files if not (folder / e.path).exists()]
         if missing:
             room(whole, folder)
-            job = fetch.Job(hub, whole.revision, folder, bool(request["xet"]), threading.Event(), request["pace"])
+            job = fetch.Job(
+                hub, whole.revision, folder, bool(request["xet"]), threading.Event(), request["pace"]
+            )
             report.note(f"fetching {hub.repo}")
             _all(job, missing, int(request["workers"]), folder, whole, stamps)
         _remember(folder, whole, stamps)
@@ -278,6 +280,9 @@ def main() -> int:
         report.error(Cause.CORRUPT, error.message, error.hint)
         return 1
     except OSError as error:
+        if error.errno in FULL:
+            report.error(Cause.NO_SPACE, str(full(request["store"])), full("").hint)
+            return 1
         report.error(Cause.DISK, f"{error.filename or request['store']}: {error.strerror or error}", "")
         return 1
     report.send("done", path=str(folder))

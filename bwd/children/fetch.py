@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from bwd.children import hashing, report
 from bwd.children.checksum import state
-from bwd.children.hub import Body, Hub, HubError, Location, no_space
+from bwd.children.hub import FULL, Body, Hub, HubError, Location, full
 from bwd.core.fetching import TRANSIENT, Cause, delay
 from bwd.core.manifest import PARTIAL, Entry, Stamp
 
@@ -180,9 +179,6 @@ def _write(out: int, piece: bytes, entry: Entry, folder: Path) -> None:
         try:
             view = view[os.write(out, view) :]
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                room = os.statvfs(folder)
-                raise no_space(
-                    entry.size - os.fstat(out).st_size, room.f_bavail * room.f_frsize, str(folder)
-                ) from None
+            if error.errno in FULL:
+                raise full(str(folder)) from None
             raise HubError(Cause.DISK, f"cannot write {entry.path}: {error.strerror}") from None

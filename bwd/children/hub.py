@@ -190,8 +190,8 @@ class Hub:
                 return HubError(Cause.REFUSED, f"{self.endpoint} is no address", "check HF_ENDPOINT")
             return HubError(Cause.NETWORK, f"{_words(error)} while fetching {what} from {self.endpoint}")
         if isinstance(error, OSError):
-            if error.errno == errno.ENOSPC:
-                return HubError(Cause.NO_SPACE, f"the disk is full, at {what}", "free space, then go on")
+            if error.errno in FULL:
+                return full(what)
             if isinstance(error, ConnectionError) or error.errno is None:
                 return HubError(Cause.NETWORK, f"{_words(error)} while fetching {what}")
             return HubError(Cause.DISK, f"cannot write {what}: {error.strerror}")
@@ -288,6 +288,18 @@ def _words(error: Exception) -> str:
         "ProxyError": "the proxy refused",
     }
     return known.get(type(error).__name__, type(error).__name__)
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What a full disk says, or a full quota."""
+
+
+def full(where: str) -> HubError:
+    return HubError(
+        Cause.NO_SPACE,
+        f"the disk of {where} is full",
+        "free space (`bwd weights prune`) or set BWD_STATE_DIR to another disk; it goes on from there",
+    )
 
 
 def no_space(needed: int, free: int, where: str) -> HubError:

@@ -265,7 +265,9 @@ class Answer(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 offset = first
                 while offset < size:
-                    done = os.sendfile(self.connection.fileno(), stream.fileno(), offset, min(1 << 20, size - offset))
+                    done = os.sendfile(
+                        self.connection.fileno(), stream.fileno(), offset, min(1 << 20, size - offset)
+                    )
                     if done == 0:
                         break
                     offset += done

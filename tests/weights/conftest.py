@@ -1,4 +1,4 @@
-"""The fake Hub for the tests of the weights: one process for a module, a fresh script and place for a test."""
+"""The fake Hub for the tests of the weights: one process a module, a fresh script and place a test."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def here(hub: FakeHub, tmp_path: Path) -> Place:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faults: a fault of the Hub, the network or the disk is played")
-    config.addinivalue_line("markers", "long: minutes; only with -m faults")
+    config.addinivalue_line("markers", "long: takes long; only when -m asks for faults or long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long ones run in `test-faults` (-m faults) only."""
-    if "faults" in (config.option.markexpr or ""):
+    """The long ones run in `test-faults` (-m "faults or long") only."""
+    if any(word in (config.option.markexpr or "") for word in ("faults", "long")):
         return
-    skip = pytest.mark.skip(reason="long: runs with -m faults")
+    skip = pytest.mark.skip(reason="long: runs with -m 'faults or long'")
     for item in items:
         if item.get_closest_marker("long") is not None:
             item.add_marker(skip)

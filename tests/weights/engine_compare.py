@@ -1,7 +1,7 @@
 """Run under the engine's Python by test_demo_model.py: compare variants of the demo model.
 
-    engine_compare.py heads UNPADDED PADDED     largest difference of logits, float32, as JSON
-    engine_compare.py awq PADDED AWQ            relative error of each dequantised weight, as JSON
+engine_compare.py heads UNPADDED PADDED     largest difference of logits, float32, as JSON
+engine_compare.py awq PADDED AWQ            relative error of each dequantised weight, as JSON
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of the weights share: a model to serve, the fake Hub as a process, a folder to fetch into."""
+"""What the tests of the weights share: a model to serve, the fake Hub as a process, a place to fetch to."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def make_model(folder: Path, shards: int = 2, shard_bytes: int = 2 << 20) -> Pat
         safetensors(folder / name, {f"layer.{number}.qweight": shard_bytes}, number)
         weight_map[f"layer.{number}.qweight"] = name
     index = {"metadata": {"total_size": shards * shard_bytes}, "weight_map": weight_map}
-    config = {"architectures": ["Qwen2ForCausalLM"], "quantization_config": {"quant_method": "awq", "bits": 4}}
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "quantization_config": {"quant_method": "awq", "bits": 4},
+    }
     for name, text in {
         "model.safetensors.index.json": json.dumps(index),
         "config.json": json.dumps(config),
@@ -136,7 +139,12 @@ class Place:
 
     async def prepare(self, patience: weights.Patience = QUICK, **changes: Any) -> weights.ModelFolder:
         return await weights.prepare(
-            self.settings(**changes), self.paths, "", self.seen.append, patience=patience, environ=self.environ
+            self.settings(**changes),
+            self.paths,
+            "",
+            self.seen.append,
+            patience=patience,
+            environ=self.environ,
         )
 
     @property

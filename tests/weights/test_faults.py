@@ -57,7 +57,9 @@ def cured(name: str, *faults: dict[str, Any], note: str = "", **more: Any) -> An
             {"at": "cdn", "path": SHARD, "do": "flip", "offset": MB + 1},
             note="does not hash to what the Hub says; fetching it once more",
         ),
-        cured("flipped-byte-in-a-small-file", {"at": "get", "path": "config.json", "do": "flip", "offset": 3}),
+        cured(
+            "flipped-byte-in-a-small-file", {"at": "get", "path": "config.json", "do": "flip", "offset": 3}
+        ),
         cured(
             "wrong-size-once",
             {"at": "cdn", "path": SHARD, "do": "wrong-size", "add": 5},
@@ -93,14 +95,18 @@ GATED = {"status": 403, "headers": {"X-Error-Code": "GatedRepo"}, "times": 0, "d
 @pytest.mark.parametrize(
     ("faults", "says", "hint", "more"),
     [
-        fatal("401-with-a-token", says="refused the token (401)", script={"token": "right"}, token="hf_wrong"),
+        fatal(
+            "401-with-a-token", says="refused the token (401)", script={"token": "right"}, token="hf_wrong"
+        ),
         fatal("401-without-one", says="needs a token (401)", script={"token": "right"}, hint="HF_TOKEN"),
         fatal("gated-api", {"at": "api", **GATED}, says="is gated (403)", hint="/acme/tiny-awq"),
         fatal("gated-file", {"at": "head", "path": SHARD, **GATED}, says="is gated (403)", hint="HF_TOKEN"),
         fatal("403", {"at": "api", "do": "status", "status": 403, "times": 0}, says="forbids"),
         fatal("404-repository", says="(401)", model="acme/other"),
         fatal("404-revision", says="no such revision", model_revision="v9", hint="MODEL_REVISION"),
-        fatal("404-file", {"at": "head", "path": SHARD, "do": "status", "status": 404, "times": 0}, says="404"),
+        fatal(
+            "404-file", {"at": "head", "path": SHARD, "do": "status", "status": 404, "times": 0}, says="404"
+        ),
         fatal("html-from-the-api", {"at": "api", "do": "html", "times": 0}, says="did not answer as the Hub"),
         fatal("html-instead-of-weights", {"at": "cdn", "do": "html", "times": 0}, says="a web page instead"),
         fatal("redirect-loop-api", {"at": "api", "do": "loop", "times": 0}, says="circle of redirects"),

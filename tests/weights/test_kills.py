@@ -48,8 +48,8 @@ def start_child(here: Place) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
     )
     request = {
-        "repo": REPO, "revision": None, "store": str(here.store), "endpoint": here.hub.endpoint, "token": None,
-        "caches": [], "xet": False, "workers": 4, "read_timeout": 5.0, "pace": 1.0,
+        "repo": REPO, "revision": None, "store": str(here.store), "endpoint": here.hub.endpoint,
+        "token": None, "caches": [], "xet": False, "workers": 4, "read_timeout": 5.0, "pace": 1.0,
     }  # fmt: skip
     assert child.stdin is not None
     child.stdin.write(json.dumps(request).encode() + b"\n")
@@ -148,7 +148,9 @@ def test_after_a_kill_bytes_move_within_two_seconds(large: FakeHub, tmp_path: Pa
     kill_at(here, child, 0)
 
 
-def test_a_stopped_child_is_taken_for_stalled_and_its_successor_goes_on(large: FakeHub, tmp_path: Path) -> None:
+def test_a_stopped_child_is_taken_for_stalled_and_its_successor_goes_on(
+    large: FakeHub, tmp_path: Path
+) -> None:
     """SIGSTOP stands for a child that hangs inside a library: the lock is its own until it is killed."""
     import asyncio
 
@@ -159,7 +161,7 @@ def test_a_stopped_child_is_taken_for_stalled_and_its_successor_goes_on(large: F
 
     async def story() -> None:
         task = asyncio.ensure_future(here.prepare(Patience(stall=2.0, read=5.0, pace=0.02)))
-        while on_disk(here) < 20 << 20:
+        while on_disk(here) < 20 << 20:  # noqa: ASYNC110 (bytes on a disk set no event)
             await asyncio.sleep(0.01)
         for pid in holders(here):
             os.kill(pid, signal.SIGSTOP)
@@ -177,7 +179,7 @@ def test_a_cancelled_preparation_leaves_no_child(large: FakeHub, tmp_path: Path)
 
     async def story() -> None:
         task = asyncio.ensure_future(here.prepare())
-        while on_disk(here) < 5 << 20:
+        while on_disk(here) < 5 << 20:  # noqa: ASYNC110 (bytes on a disk set no event)
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
