@@ -23,7 +23,8 @@ READING_SETTINGS = ("bwd.adapters.settings_file", "bwd.adapters.dotenv_file")
 
 
 WORLD = frozenset({
-    "asyncio", "ctypes", "fcntl", "glob", "http", "io", "logging", "mmap", "multiprocessing", "os", "platform",
+    "asyncio", "ctypes", "fcntl", "glob", "http", "io", "logging", "mmap", "multiprocessing", "os",
+    "platform",
     "resource", "select", "selectors", "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile",
     "threading", "time", "urllib.request",
 })  # fmt: skip

@@ -1,6 +1,8 @@
 """Mutants of the probes: what is broken, room, text as it stands, text put in its place, and the story or
 law that must notice."""
 
+# ruff: noqa: E501  (texts of the source in one piece)
+
 from __future__ import annotations
 
 from tests.core.mutants.lifecycle_mutants import Mutant
