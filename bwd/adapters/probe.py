@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from bwd.core.counters import Counters
 
 # Nobody listens: on a unix socket that is the engine's doing (a full queue is EAGAIN)
 _NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
+_NO_ROOM = (errno.EAGAIN, errno.ENOTCONN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,8 @@ class Probe:
 
     async def canary(self, model: str, timeout: float) -> Answer:
         """One token from `model`."""
+        if full := _queue_is_full(self._socket):
+            return Answer(False, 0.0, full, unasked=True)
         body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
         answer, data = await self._ask("POST", "/v1/completions", timeout, body)
         if not answer.ok:
@@ -149,7 +154,26 @@ class Probe:
             why = f"cannot connect: {error.os_error.strerror}"
             return Answer(False, took(), why, unasked=error.os_error.errno not in _NOBODY), b""
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Answer(False, took(), f"{type(error).__name__}: {error}"), b""
+            return Answer(False, took(), f"{type(error).__name__}: {error}", unasked=_no_room(error)), b""
+
+
+def _queue_is_full(path: Path) -> str:
+    """Why a connection would not be taken now, "" when it would. A full accept queue of a unix socket is
+    EAGAIN, which asyncio takes for a connection under way: its first write then fails as if the engine
+    had hung up, so a saturated engine would look like a broken one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        trial.setblocking(False)
+        number = trial.connect_ex(str(path))
+    return f"cannot connect: {os.strerror(number)}" if number in _NO_ROOM else ""
+
+
+def _no_room(error: BaseException | None) -> bool:
+    """Whether an error means that the question was never taken."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
