@@ -221,9 +221,8 @@ def _import(args: argparse.Namespace, paths: Paths) -> int:
         with _Line(f"importing {whole.model_id}") as line:
             weights_carry.copy(folder, weights_carry.place_of(base, whole), line.bytes)
         weights_carry.remember(paths, whole)
-        print(
-            f"{whole.model_id} {whole.revision[:12]} is here; MODEL={whole.model_id} serves it without a network"
-        )
+        print(f"{whole.model_id} {whole.revision[:12]} is here")
+        print(f"MODEL={whole.model_id} serves it without a network")
     return ExitCode.OK
 
 

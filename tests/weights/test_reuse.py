@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support import REPO, Place, same_files
+from support import REPO, ROOT, Place, same_files
 
+from bwd import paths as bwd_paths
+from bwd.adapters import weights
+from bwd.core.settings import Settings
 from bwd.errors import WeightsError
 
 SHARD = "model-00002-of-00002.safetensors"
@@ -133,3 +139,22 @@ def test_a_login_of_the_user_is_not_sent_to_another_endpoint(here: Place) -> Non
     (home / "token").write_text("hf_login")
     here.fetch()
     assert {r["token"] for r in here.hub.requests()} == {None}
+
+
+def test_in_a_network_namespace_without_a_route_a_whole_model_is_served(here: Place) -> None:
+    here.fetch()
+    words = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*words, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make a network namespace")
+    text = "import sys; sys.path[:0] = [{!r}, {!r}]; import test_reuse; test_reuse.serve_alone({!r})"
+    program = text.format(str(ROOT), str(Path(__file__).parent), str(here.paths.state))
+    done = subprocess.run(
+        [*words, sys.executable, "-c", program], env=here.environ, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(here.store / here.hub.commit), done.stderr
+
+
+def serve_alone(state: str) -> None:
+    """In a process of its own: the folder of the model, from the state folder alone."""
+    paths = bwd_paths.find({"BWD_HOME": str(ROOT), "BWD_STATE_DIR": state})
+    print(asyncio.run(weights.prepare(Settings(model=REPO), paths, "", lambda _: None)).path)
