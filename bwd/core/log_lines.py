@@ -70,14 +70,15 @@ _TORCH_SHORT = re.compile(
     r"(?:\[rank\d+\]: ?)?\[(?P<level>[IWEF]) (?P<file>[\w./-]+):(?P<line>\d+)\] (?P<msg>.*)", re.DOTALL
 )
 _LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "WARN": "WARNING"}
-_SHAPES = (
-    (Source.VLLM, _VLLM),
-    (Source.PRINT, _PRINT),
-    (Source.UVICORN, _UVICORN),
-    (Source.NCCL, _NCCL),
-    (Source.TORCH, _TORCH),
-    (Source.TORCH, _TORCH_SHORT),
-)
+_Shapes = tuple[tuple[Source, re.Pattern[str]], ...]
+_IN_BRACES: _Shapes = ((Source.VLLM, _VLLM), (Source.PRINT, _PRINT))
+_IN_BRACKETS: _Shapes = ((Source.NCCL, _NCCL), (Source.TORCH, _TORCH), (Source.TORCH, _TORCH_SHORT))
+_BY_LEVEL: _Shapes = (
+    (Source.UVICORN, _UVICORN), (Source.VLLM, _VLLM), (Source.TORCH, _TORCH), (Source.NCCL, _NCCL),
+)  # fmt: skip
+_SHAPES: dict[str, _Shapes] = {"(": _IN_BRACES, "[": _IN_BRACKETS, **dict.fromkeys("DIWECF", _BY_LEVEL)}
+_OTHER: _Shapes = ((Source.NCCL, _NCCL),)
+"""Which shapes a line can have, by its first character."""
 
 
 def plain(text: str) -> str:
@@ -96,7 +97,7 @@ def parse(text: str, *, kernel: bool = False) -> LogLine:
     raw = plain(text[:LONGEST])
     if kernel:
         return LogLine("", None, "", "", None, raw.strip(), raw, Source.KERNEL)
-    for source, shape in _SHAPES:
+    for source, shape in _SHAPES.get(raw[:1], _OTHER):
         found = shape.match(raw)
         if found is not None:
             part = found.groupdict()

@@ -26,6 +26,11 @@ __all__ = ["TABLE", "Action", "Signature", "cause", "classify", "event", "find",
 
 TABLE: tuple[Signature, ...] = (*ENGINE, *START, *MODEL, *GPU, *KERNEL)
 
+_BY_WRITER: Mapping[tuple[Phase, Source], tuple[Signature, ...]] = {
+    (phase, source): tuple(row for row in TABLE if phase in row.phases and source in row.writers)
+    for phase in Phase
+    for source in Source
+}
 UNKNOWN_ID = "UNKNOWN_ERROR"
 # The first line of a pydantic error says only that there is one; "  Value error, ..." follows.
 _UNKNOWN = re.compile(
@@ -36,7 +41,7 @@ _UNKNOWN = re.compile(
 
 def find(line: LogLine, phase: Phase) -> tuple[Signature, Mapping[str, str]] | None:
     """The row that this line matches in this phase, with the pattern's groups; None: an unknown line."""
-    for signature in TABLE:
+    for signature in _BY_WRITER.get((phase, line.source), ()):
         found = signature.match(line, phase)
         if found is not None:
             return signature, {name: value or "" for name, value in found.groupdict().items()}

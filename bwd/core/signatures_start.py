@@ -213,6 +213,18 @@ START: tuple[Signature, ...] = (
         origin="vLLM 0.32.0 platforms/interface.py:1454, --fail-on-environ-validation",
     ),
     Signature(
+        id="NUMA_TOO_FEW",
+        pattern=rf"{ERROR}Not enough allowed NUMA nodes to bind threads of (?P<asked>\d+) local CPUWorkers",
+        means="a CPU engine of {asked} workers wants {asked} NUMA nodes, or to be told its CPUs",
+        kind=Kind.CONFIG,
+        action=Action.NOTICE,
+        literal="Not enough allowed NUMA nodes",
+        key="TENSOR_PARALLEL_SIZE",
+        hint="TENSOR_PARALLEL_SIZE=1, or name the CPUs of each worker in EXTRA_ENV: VLLM_CPU_OMP_THREADS_BIND=0|1",
+        fixture="AssertionError: Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers. Allowed NUMA nodes are [0]. Please try to bind threads manually or decrease DP/TP/PP.",
+        origin="vLLM 0.32.0 utils/ompmultiprocessing.py:219",
+    ),
+    Signature(
         id="DISK_FULL",
         pattern=rf"{ERROR}\[Errno 28\]|.*\bNo space left on device",
         means="the disk is full",

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
-from bwd.core import exit_codes, status_view
 from bwd.core.events import HAS_ENGINE, Cause, Phase, Prep
 from bwd.core.lifecycle import Policy, State, deadline
 
@@ -182,14 +181,6 @@ class Status:
             "bwd": asdict(self.daemon),
             "engine_alive": state.phase in HAS_ENGINE,
         }
-
-    def render(self) -> str:
-        """The text of `bwd status`."""
-        return "\n".join(status_view.lines(self.to_dict()))
-
-    @property
-    def exit_code(self) -> exit_codes.ExitCode:
-        return exit_codes.of_status(self.to_dict())
 
 
 _NO_PROGRESS = frozenset({Prep.NONE, Prep.FAILED})

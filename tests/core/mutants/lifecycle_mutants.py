@@ -1,8 +1,6 @@
 """Mutants of the lifecycle: what is broken, room, text as it stands, text put in its place, and the story
 that must notice."""
 
-
-
 from __future__ import annotations
 
 Mutant = tuple[str, str, str, str, str]
