@@ -19,12 +19,11 @@ _DISPLAY_CLASSES = ("0x0300", "0x0302")
 _ACS_CAPABILITY = 0x000D
 
 
-def read(
-    root: Path = Path("/"), *, nvml: NvmlFacts | None = None, environ: Mapping[str, str] | None = None
-) -> HostFacts:
+def read(root: Path = Path("/"), *, nvml: NvmlFacts, environ: Mapping[str, str]) -> HostFacts:
     """The facts of the machine whose /sys and /proc lie under `root`, with `nvml` for the GPUs and
-    `environ` for the two variables that say how they may be used."""
-    return _Reader(root, nvml or NvmlFacts(failed="not asked"), environ or {}).facts()
+    `environ` for the two variables that say how they may be used. Both have to be given: without them a
+    machine with GPUs would look like one without, and NVLink multicast like something to use."""
+    return _Reader(root, nvml, environ).facts()
 
 
 class _Reader:

@@ -182,7 +182,7 @@ def _allocator(draft: Draft, settings: Settings, devices: Devices) -> None:
             key,
             where_of(settings, key),
             "expandable_segments with the custom all-reduce and CUDA graphs crashes the engine (vllm#42609)",
-            f"an empty {key}=, or P2P=off",
+            f"{key}=none, or P2P=off",
         )
     if value:
         draft.var(key, value, "as set", origin_of(settings, key))

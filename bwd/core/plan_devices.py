@@ -82,7 +82,7 @@ def choose(
     draft.fact("class", kind, kind_why)
     share = settings.gpu_memory_utilization or plan_memory.utilization(gpus, own_pids)
     # a lost card may still be counted by the driver, and hang whatever opens it
-    restrict = len(gpus) < len(host.gpus) or bool(host.lost)
+    restrict = tuple(gpus) != host.gpus or bool(host.lost)
     return Devices(gpus, ranks, settings.replicas, kind, kind_why, share, restrict)
 
 
@@ -90,7 +90,8 @@ def _usable(draft: Draft, settings: Settings, host: HostFacts) -> tuple[Gpu, ...
     for lost in host.lost:
         draft.warn(f"the GPU at {lost.bdf} is not usable: {lost.why}")
     extra = settings.extra_env.get("CUDA_VISIBLE_DEVICES")
-    where = where_of(settings, "EXTRA_ENV") if extra is not None else "process environment"
+    own = where_of(settings, "CUDA_VISIBLE_DEVICES") or where_of(settings, "EXTRA_ENV")
+    where = own if extra is not None else "process environment"
     try:
         gpus = visible(host.gpus, host.visible_devices if extra is None else extra)
     except VisibleError as error:

@@ -114,8 +114,11 @@ def _without_multicast(draft: Draft, compilation: dict[str, Any], where: str) ->
 
 def merge_env(draft: Draft, settings: Settings, *, multicast_off: bool) -> None:
     """EXTRA_ENV over the plan's own variables, each with its origin."""
-    origin, where = origin_of(settings, "EXTRA_ENV"), where_of(settings, "EXTRA_ENV")
     for name, value in settings.extra_env.items():
+        if name == "CUDA_VISIBLE_DEVICES":
+            continue  # the plan writes it as numbers: vLLM 0.32.0 refuses UUIDs (platforms/interface.py)
+        key = name if name in settings.origins else "EXTRA_ENV"
+        origin, where = origin_of(settings, key), where_of(settings, key)
         if multicast_off and name in _NVLS_ON and value != _NVLS_ON[name]:
             draft.problem(
                 "EXTRA_ENV", where, f"{name}={value} turns NVLink multicast on, which is off here",

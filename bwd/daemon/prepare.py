@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bwd.adapters import environments, hostinfo, preflight, run_file, settings_file, weights
+from bwd.adapters import environments, hostinfo, nvml, preflight, run_file, settings_file, weights
 from bwd.adapters.environments import EngineEnv
 from bwd.core import model as models
 from bwd.core.engine_choice import EngineChoice, choose, model_id
@@ -74,7 +74,7 @@ async def _prepare(
     settings = read_settings(world)
     if (held := preflight.state_folder(world.paths.state)) is not None:
         raise Refused(held)
-    host = await asyncio.to_thread(hostinfo.read)
+    host = await read_host(world)
     choice = choose(settings.engine, host)
 
     async def fetch(python: str) -> weights.ModelFolder:
@@ -90,10 +90,19 @@ async def _prepare(
     at(Prep.CHECKING)
     facts = await asyncio.to_thread(read_model, Path(folder.path), folder.model_id)
     # the machine again: what was true before a download of an hour may be true no more
-    host = await asyncio.to_thread(hostinfo.read)
+    host = await read_host(world)
     launch = _plan(world, settings, host, choice, env, facts, folder, rung, own_pids())
     _preflight(launch, host, facts, listening(), world.paths.state)
     return launch
+
+
+async def read_host(world: World) -> HostFacts:
+    """The machine now. NVML is asked by a child, which takes its time limit when the driver hangs."""
+
+    def read() -> HostFacts:
+        return hostinfo.read(nvml=nvml.read(), environ=world.environ)
+
+    return await asyncio.to_thread(read)
 
 
 def _made_by_engine(model: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bwd.adapters import hostinfo, settings_file
+from bwd.adapters import settings_file
 from bwd.core.events import Cause, Phase, SettingsChanged
 from bwd.core.lifecycle import State
 from bwd.core.settings import Change, Settings, diff
@@ -89,5 +89,5 @@ async def check(world: World, reading: Reading) -> Mapping[str, Any]:
 
 async def _plan(world: World, settings: Settings) -> list[str]:
     """Plan with these settings as far as that goes without fetching anything."""
-    host = await asyncio.to_thread(hostinfo.read)
+    host = await prepare.read_host(world)
     return await asyncio.to_thread(prepare.try_plan, world, settings, host)

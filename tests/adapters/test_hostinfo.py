@@ -18,6 +18,11 @@ from bwd.core.topology_text import render
 from tests.hosts import tree
 
 
+def read(root: Path, environ: dict[str, str] | None = None) -> HostFacts:
+    """A tree on which nobody asked NVML."""
+    return hostinfo.read(root, nvml=NvmlFacts(failed="not asked"), environ=environ or {})
+
+
 @pytest.mark.parametrize("name", tree.names())
 def test_every_tree_says_where_it_comes_from(name: str) -> None:
     first = (tree.FOLDER / f"{name}.host").read_text().splitlines()[0]
@@ -162,7 +167,7 @@ class TestTree:
 
     def test_only_cpus_that_run_count(self, tmp_path: Path) -> None:
         self.base(tmp_path)
-        assert hostinfo.read(tmp_path).cpus_allowed == {0, 1}
+        assert read(tmp_path).cpus_allowed == {0, 1}
 
     @pytest.mark.parametrize(
         ("cgroup", "files"),
@@ -193,7 +198,7 @@ class TestTree:
         self.write(tmp_path, "proc/self/cgroup", cgroup)
         for name, text in files.items():
             self.write(tmp_path, name, text)
-        host = hostinfo.read(tmp_path)
+        host = read(tmp_path)
         assert host.memory_total == 512_000_000
         assert host.memory_available == 312_000_000
 
@@ -201,21 +206,21 @@ class TestTree:
         self.base(tmp_path)
         self.write(tmp_path, "proc/self/cgroup", "4:memory:/\n")
         self.write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
-        assert hostinfo.read(tmp_path).memory_total == 1_000_000 * 1024
+        assert read(tmp_path).memory_total == 1_000_000 * 1024
 
     def test_what_is_not_there_is_named(self, tmp_path: Path) -> None:
         self.base(tmp_path)
         (tmp_path / "proc/meminfo").unlink()
-        unseen = hostinfo.read(tmp_path).unseen
+        unseen = read(tmp_path).unseen
         assert any(note.startswith("memory: /proc/meminfo: ") for note in unseen)
         assert any(note.startswith("/dev/shm: ") for note in unseen)
 
     def test_the_shell_variables_that_matter(self, tmp_path: Path) -> None:
         self.base(tmp_path)
-        host = hostinfo.read(tmp_path, environ={"NCCL_NVLS_ENABLE": "0", "CUDA_VISIBLE_DEVICES": ""})
+        host = read(tmp_path, {"NCCL_NVLS_ENABLE": "0", "CUDA_VISIBLE_DEVICES": ""})
         assert host.environ_multicast_off
         assert host.visible_devices == ""
-        assert not hostinfo.read(tmp_path, environ={"NCCL_NVLS_ENABLE": "1"}).environ_multicast_off
+        assert not read(tmp_path, {"NCCL_NVLS_ENABLE": "1"}).environ_multicast_off
 
 
 @pytest.mark.parametrize(("control", "redirects"), [(0x0000, False), (0x001D, True), (0x0001, False)])
@@ -231,7 +236,7 @@ def test_acs_of_a_bridge_is_read_where_root_may(control: int, redirects: bool, t
         home = root / "sys/devices" / f"pci{port[:7]}" / port
         (home / "config").write_bytes(config)
         (root / "sys/bus/pci/devices" / port).symlink_to(home)
-    host = hostinfo.read(root, nvml=said)
+    host = hostinfo.read(root, nvml=said, environ={})
     assert host.acs == ("redirects at 0000:00:01.1, 0000:40:01.1" if redirects else "off")
 
 
@@ -284,6 +289,6 @@ class TestChild:
 def test_nothing_was_asked_is_said_as_such(tmp_path: Path) -> None:
     host = tree.build("9950x-1x5090", tmp_path)
     assert host.gpus
-    unasked = hostinfo.read(tmp_path)
+    unasked = read(tmp_path)
     assert unasked.lost[0].why == "NVML: not asked"
     assert unasked.memory_total == 64 * GIB

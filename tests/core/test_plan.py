@@ -344,8 +344,9 @@ class TestCards:
         host = machine(card(0), card(1), visible_devices=value)
         made = plan(host=host)
         assert made.gpus == gpus
-        if len(gpus) < 2:
-            assert made.env["CUDA_VISIBLE_DEVICES"] == "1"
+        # as numbers, since vLLM refuses UUIDs; nothing where it is all of them in order
+        numbers = ",".join(map(str, gpus))
+        assert made.env.get("CUDA_VISIBLE_DEVICES", "0,1") == numbers
 
     @pytest.mark.parametrize(
         ("value", "says"),
@@ -372,8 +373,13 @@ class TestCards:
 
     def test_extra_env_chooses_cards_over_the_shell(self) -> None:
         host = machine(card(0), card(1), visible_devices="0")
-        made = plan("EXTRA_ENV=CUDA_VISIBLE_DEVICES=1\n", host)
-        assert made.gpus == (1,)
+        for line in ("EXTRA_ENV=CUDA_VISIBLE_DEVICES=1\n", "CUDA_VISIBLE_DEVICES=GPU-00000001\n"):
+            made = plan(line, host)
+            assert made.gpus == (1,)
+            assert made.env["CUDA_VISIBLE_DEVICES"] == "1"
+        assert refused("PORT=9000\nCUDA_VISIBLE_DEVICES=9\n", host).startswith(
+            ".env:2 CUDA_VISIBLE_DEVICES: there is no GPU 9 here"
+        )
 
 
 class TestEnvironment:
