@@ -40,6 +40,16 @@ class Paths:
         return self.state / "cache"
 
     @property
+    def build(self) -> Path:
+        """Sources, objects and wheels of `bwd build`."""
+        return self.state / "build"
+
+    @property
+    def toolkit(self) -> Path:
+        """The CUDA toolkit that `bwd build` makes of the locked wheels: CUDA_HOME of build and engine."""
+        return self.build / "toolkit"
+
+    @property
     def incidents(self) -> Path:
         return self.state / "incidents"
 

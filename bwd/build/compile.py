@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import json
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bwd.build import session
 from bwd.build.sources import Say
 from bwd.build.toolkit import Toolkit
 from bwd.core.build import Jobs, diagnose, ninja_step, progress_line
@@ -46,13 +47,18 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """`units` finished ninja steps, `seconds` wall time, peaks in bytes: `peak` of all compilers together,
-    `largest` of a single process."""
+    """What the extensions took, over all runs of an interrupted build: `units` object files, `steps` ninja
+    steps, `seconds` wall time, `cpu_seconds` user and system time of all compilers (the honest number of a
+    machine that does other things too), peaks in bytes: `peak` of all compilers together (sampled),
+    `largest` of a single process (from the kernel)."""
 
     units: int
+    steps: int
     seconds: float
+    cpu_seconds: float
     peak: int
     largest: int
+    runs: int
 
 
 def build_environment(
@@ -82,7 +88,9 @@ def build_environment(
     }
 
 
-def configure(toolkit: Toolkit, inputs: Inputs, jobs: Jobs, env: Mapping[str, str], say: Say) -> None:
+def configure(
+    toolkit: Toolkit, inputs: Inputs, jobs: Jobs, env: Mapping[str, str], say: Say, lock: int | None = None
+) -> None:
     """Run CMake. Raises BwdError with its first error."""
     inputs.folder.mkdir(parents=True, exist_ok=True)
     launcher = shutil.which("ccache", path=env.get("PATH"))
@@ -104,59 +112,72 @@ def configure(toolkit: Toolkit, inputs: Inputs, jobs: Jobs, env: Mapping[str, st
         "configuring with CMake"
         + (" and ccache" if launcher else " (no ccache here: a second build starts anew)")
     )
-    with inputs.log.open("a") as log:
-        log.write(" ".join(command) + "\n")
-        got = subprocess.run(
-            command, env=dict(env), capture_output=True, text=True, errors="replace", check=False
-        )
-        log.write(got.stdout + got.stderr)
-    if got.returncode:
-        failure = diagnose((got.stdout + got.stderr).splitlines(), got.returncode, jobs.count)
-        raise BwdError(f"CMake: {failure.cause}", hint=failure.hint, where=inputs.log.name)
+    lines: list[str] = []
+    try:
+        used = session.run(command, env, inputs.log, lines.append, lock)
+    except session.Interrupted as interrupted:
+        raise KeyboardInterrupt from interrupted
+    if used.code:
+        failure = diagnose(lines, used.code, jobs.count)
+        raise BwdError(f"CMake: {failure.cause}", hint=failure.hint, where=str(inputs.log))
 
 
-def compile_all(inputs: Inputs, jobs: Jobs, env: Mapping[str, str], say: Say, lock: int) -> Compiled:
+def compile_all(
+    inputs: Inputs, jobs: Jobs, env: Mapping[str, str], say: Say, lock: int | None = None
+) -> Compiled:
     """Run ninja to the end; what an interrupted build finished stays so. Raises BwdError with the cause."""
-    command = [_tool("ninja", env), "-C", str(inputs.folder), f"-j{jobs.count}"]
     started = time.monotonic()
     said = 0.0
-    units = 0
+    steps = 0
     tail: list[str] = []
-    with inputs.log.open("a") as log:
-        child = subprocess.Popen(
-            command,
-            env=dict(env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            pass_fds=(lock,),
-        )
-        memory = _Memory(child.pid)
-        try:
-            assert child.stdout is not None
-            for line in child.stdout:
-                log.write(line)
-                tail.append(line.rstrip("\n"))
-                del tail[:-4000]
-                step = ninja_step(line)
-                if step is not None:
-                    units = step.done
-                    if time.monotonic() - said > 2 or step.done == step.total:
-                        said = time.monotonic()
-                        say(progress_line(step, said - started))
-            code = child.wait()
-        except BaseException:
-            _end(child)
-            raise
-        finally:
-            memory.stop()
-    if code:
-        failure = diagnose(tail, code, jobs.count)
+
+    def hear(line: str) -> None:
+        nonlocal said, steps
+        tail.append(line)
+        del tail[:-4000]
+        step = ninja_step(line)
+        if step is not None:
+            steps = step.done
+            if time.monotonic() - said > 2 or step.done == step.total:
+                said = time.monotonic()
+                say(progress_line(step, said - started))
+
+    command = [_tool("ninja", env), "-C", str(inputs.folder), f"-j{jobs.count}"]
+    try:
+        used = session.run(command, env, inputs.log, hear, lock)
+    except session.Interrupted as interrupted:
+        _spent(inputs.folder, steps, interrupted.used)
+        raise KeyboardInterrupt from interrupted
+    spent = _spent(inputs.folder, steps, used)
+    if used.code:
+        failure = diagnose(tail, used.code, jobs.count)
         at = f" at {failure.unit}" if failure.unit else ""
-        raise BwdError(f"{failure.cause}{at}", hint=failure.hint, where=inputs.log.name)
-    return Compiled(units, time.monotonic() - started, memory.peak, memory.largest)
+        raise BwdError(f"{failure.cause}{at}", hint=failure.hint, where=str(inputs.log))
+    return spent
+
+
+COST = "cost.json"
+
+
+def _spent(folder: Path, steps: int, used: session.Used) -> Compiled:
+    """Add a run's cost to that of the earlier ones that left their objects here."""
+    file = folder / COST
+    try:
+        before = Compiled(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        before = Compiled(0, 0, 0.0, 0.0, 0, 0, 0)
+    now = Compiled(
+        units=sum(1 for _ in folder.rglob("*.o")),
+        steps=before.steps + steps,
+        seconds=before.seconds + used.seconds,
+        cpu_seconds=before.cpu_seconds + used.cpu_seconds,
+        peak=max(before.peak, used.peak),
+        largest=max(before.largest, used.largest),
+        runs=before.runs + 1,
+    )
+    with contextlib.suppress(OSError):  # a full disk: the build's own failure is the one to tell
+        file.write_text(json.dumps(asdict(now)))
+    return now
 
 
 def install_components(inputs: Inputs, prefix: Path, env: Mapping[str, str]) -> None:
@@ -176,7 +197,7 @@ def install_components(inputs: Inputs, prefix: Path, env: Mapping[str, str]) -> 
         )
         if got.returncode:
             said = (got.stderr.strip().splitlines() or ["no message"])[0]
-            raise BwdError(f"{component} cannot be installed: {said}", where=inputs.log.name)
+            raise BwdError(f"{component} cannot be installed: {said}", where=str(inputs.log))
 
 
 def _tool(name: str, env: Mapping[str, str]) -> str:
@@ -186,46 +207,3 @@ def _tool(name: str, env: Mapping[str, str]) -> str:
             f"{name} is not installed", hint="run the build in the locked environment", where="PATH"
         )
     return found
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """A build that is interrupted takes its compilers along; ninja keeps what was finished."""
-    for number, patience in ((15, 10.0), (9, 5.0)):
-        try:
-            os.killpg(child.pid, number)
-            child.wait(patience)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-
-
-class _Memory:
-    """Peak resident memory of a session, looked at twice a second: of all its processes and the largest."""
-
-    def __init__(self, session: int) -> None:
-        self.peak = 0
-        self.largest = 0
-        self._session = session
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        page = os.sysconf("SC_PAGE_SIZE")
-        while not self._over.wait(0.5):
-            sizes = []
-            for pid in filter(str.isdigit, os.listdir("/proc")):
-                try:
-                    stat = Path("/proc", pid, "stat").read_text()
-                    if int(stat[stat.rindex(")") + 2 :].split()[3]) == self._session:
-                        sizes.append(int(Path("/proc", pid, "statm").read_text().split()[1]) * page)
-                except (OSError, ValueError):
-                    continue  # gone between the listing and the reading
-            self.peak = max(self.peak, sum(sizes))
-            self.largest = max(self.largest, *sizes, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,33 @@ class Engine:
     @property
     def cutlass(self) -> Path:
         return self.flashinfer_root / "flashinfer" / "data" / "cutlass"
+
+
+def locked_torch(root: Path) -> str:
+    """The torch that the locked cuda environment has, out of pixi.toml ("" when it cannot be told)."""
+    try:
+        data = tomllib.loads((root / "pixi.toml").read_text())
+        wanted = data["feature"]["cuda"]["pypi-dependencies"]["torch"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return str(wanted).removeprefix("==")
+
+
+def check_torch(engine: Engine, own: bool, root: Path) -> str:
+    """Empty when the engine's torch is the lock's. Another one is allowed in an environment of the user's
+    own (a warning comes back), and refused where the lock should rule."""
+    wanted, got = locked_torch(root), engine.torch.split("+")[0]
+    if not wanted or got == wanted:
+        return ""
+    if own:
+        return (
+            f"torch {got} is not the locked {wanted}: the extensions need no more than its stable ABI, "
+            "but nothing was tried with it"
+        )
+    raise BwdError(
+        f"the cuda environment has torch {got}, and the lock says {wanted}",
+        hint="run `./pixiw install -e cuda` (or `pixi install -e cuda`)",
+    )
 
 
 def look(python: Path, environ: Mapping[str, str]) -> Engine:

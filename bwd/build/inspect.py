@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bwd.build import kernels
 from bwd.build.engine import Engine
 from bwd.core.build import version_of
 
@@ -62,15 +63,19 @@ def unresolved(library: Path, search: Sequence[Path]) -> list[str]:
     )
 
 
-def inspect(engine: Engine, archs: Sequence[str], kind: str, environ: Mapping[str, str]) -> list[Finding]:
+def inspect(
+    engine: Engine, archs: Sequence[str], kind: str, environ: Mapping[str, str], cache: Path | None = None
+) -> list[Finding]:
     """The checks of an installed vLLM: version, code objects and nothing foreign, symbols, no flash-attn,
-    FlashInfer."""
+    FlashInfer and, in `cache`, its kernels."""
     libraries = sorted((engine.site_packages / "vllm").rglob("*.so"))
     findings = [_version(engine.site_packages, archs, kind)]
     findings += _code(libraries, archs, kind, find_cuobjdump(engine.triton_root, environ))
     findings.append(_symbols(libraries, engine.torch_root))
     findings.append(_flash_attn({engine.site_packages, engine.torch_root, engine.flashinfer_root}, libraries))
     findings.append(_flashinfer(engine))
+    if cache is not None:
+        findings.append(_kernels(cache))
     return findings
 
 
@@ -124,4 +129,18 @@ def _flash_attn(roots: set[Path], libraries: Sequence[Path]) -> Finding:
 def _flashinfer(engine: Engine) -> Finding:
     return Finding(
         "FlashInfer", (engine.cutlass / "include").is_dir(), f"flashinfer-python {engine.flashinfer}"
+    )
+
+
+def _kernels(cache: Path) -> Finding:
+    """FlashInfer's compiled modules. None when nobody compiled them ahead: the engine does it then."""
+    kept = kernels.recorded(cache)
+    if kept is None:
+        return Finding("FlashInfer's kernels", None, "not compiled ahead (`bwd build --kernels`)")
+    missing = [m.name for m in kept[1] if not m.path.is_file()]
+    size = sum(m.bytes for m in kept[1]) / 1e6
+    return Finding(
+        "FlashInfer's kernels",
+        not missing,
+        f"missing: {', '.join(missing)}" if missing else f"{len(kept[1])} modules, {size:.0f} MB",
     )

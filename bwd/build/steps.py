@@ -103,8 +103,8 @@ def _size(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
 
 
-def key_of(spec: Spec, pins: sources.Pins, kit: toolkit.Toolkit | None) -> str:
-    """The key of the wheel that this build would make."""
+def key_parts(spec: Spec, pins: sources.Pins, kit: toolkit.Toolkit | None) -> dict[str, str]:
+    """Everything that decides the bytes of the wheel that this build would make."""
     parts = {
         "kind": spec.kind,
         "source": pins.sdist.sha256 if spec.kind == "source" else pins.wheel.sha256,
@@ -120,7 +120,7 @@ def key_of(spec: Spec, pins: sources.Pins, kit: toolkit.Toolkit | None) -> str:
             "compiler": kit.cxx_version,
             "flags": " ".join(compiler.FLAGS),
         }
-    return wheel_key(parts)
+    return parts
 
 
 def build(spec: Spec, environ: Mapping[str, str], say: Say) -> wheel.Kept:
@@ -131,18 +131,20 @@ def build(spec: Spec, environ: Mapping[str, str], say: Say) -> wheel.Kept:
         kit = None
         if spec.kind == "source":
             kit = toolkit.make(spec.engine.torch_root, spec.state / "toolkit", environ)
-        key = key_of(spec, pins, kit)
-        kept = wheel.find(spec.cache, key)
+        parts = key_parts(spec, pins, kit)
+        key = wheel_key(parts)
+        kept = wheel.find(spec.cache, key) or wheel.find_imported(spec.cache, parts)
         if kept is not None:
-            say(f"the wheel for these sources, patches and cards is kept (key {key})")
+            say(f"the wheel for these sources, patches and cards is kept (key {kept.key})")
             return kept
         spec.log.write_text("")
         started = time.monotonic()
+        measured: dict[str, object] = {}
         indexes = sources.index_urls(spec.root, environ)
         if kit is None:
-            made, facts = _from_wheel(spec, pins, indexes, environ, say)
+            made = _from_wheel(spec, pins, indexes, environ, say)
         else:
-            made, facts = _from_source(spec, pins, kit, lock, indexes, environ, say)
+            made, measured = _from_source(spec, pins, kit, lock, indexes, environ, say)
         info = {
             "key": key,
             "kind": spec.kind,
@@ -153,13 +155,13 @@ def build(spec: Spec, environ: Mapping[str, str], say: Say) -> wheel.Kept:
             "cuda": kit.nvcc_version if kit else "as published",
             "compiler": f"gcc {kit.cxx_version}" if kit else "as published",
             "patches": [p.name for p in spec.patches],
-            **facts,
+            "parts": parts,
         }
         say("packing the wheel")
         requires = _requires(spec.tree if spec.kind == "source" else made)
         packed = wheel.write(made, spec.state / "packed", version_of(spec.archs, spec.kind), requires, info)
         shutil.rmtree(made, ignore_errors=True)
-        kept = wheel.keep(packed, spec.cache, key)
+        kept = wheel.keep(packed, spec.cache, key, measured)
         size = kept.wheel.stat().st_size / 1e6
         say(f"{kept.wheel.name}: {size:.0f} MB after {(time.monotonic() - started) / 60:.1f} min (key {key})")
         return kept
@@ -180,6 +182,7 @@ def prepare_tree(
     if tree.is_dir() and stamp.is_file() and stamp.read_text() == want:
         return tree
     stamp.unlink(missing_ok=True)
+    (spec.objects / compiler.COST).unlink(missing_ok=True)
     if spec.origin == "git":
         clone = git_source.clone(pins, spec.state / "clone", say, environ)
         shutil.rmtree(tree, ignore_errors=True)
@@ -223,7 +226,7 @@ def _from_source(
     toolkit.make_driver_stub(kit, env)
     with _patch_tool(spec.state / "tools", env) as env_with_patch:
         say(f"compiling for {', '.join(spec.archs)} with {spec.jobs.count} jobs ({spec.jobs.reason})")
-        compiler.configure(kit, inputs, spec.jobs, env_with_patch, say)
+        compiler.configure(kit, inputs, spec.jobs, env_with_patch, say, lock)
         compiled = compiler.compile_all(inputs, spec.jobs, env_with_patch, say, lock)
         made = spec.state / "made"
         shutil.rmtree(made, ignore_errors=True)
@@ -270,7 +273,7 @@ def _cutlass_library(spec: Spec, pins: sources.Pins, indexes: Sequence[str], say
 
 def _from_wheel(
     spec: Spec, pins: sources.Pins, indexes: Sequence[str], environ: Mapping[str, str], say: Say
-) -> tuple[Path, dict[str, object]]:
+) -> Path:
     """Upstream's published wheel without its flash-attn libraries, with the Python half of the patches."""
     import zipfile
 
@@ -282,7 +285,7 @@ def _from_wheel(
         packed.extractall(made, [n for n in packed.namelist() if not _left_out(n)])
     patches.apply(spec.patches, made, environ, only="vllm/")
     (made / "vllm" / "_version.py").write_text(wheel.version_module(version_of(spec.archs, "wheel")))
-    return made, {"published": pins.wheel.sha256}
+    return made
 
 
 def _left_out(name: str) -> bool:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,25 +76,36 @@ def _of_system(environ: Mapping[str, str], usual: Path) -> Path:
 
 def _from_wheels(wheels: Path, folder: Path) -> Path:
     """Links to the wheels' files. `bin` is a real folder: nvcc looks for its libraries at bin/.., and
-    through a linked folder that would be the wheel's own place again."""
+    through a linked folder that would be the wheel's own place again. A toolkit that is whole is left as
+    it is: an engine that runs may be compiling a kernel with it."""
+    links = dict(_links(wheels))
+    if all((folder / name).is_symlink() and os.readlink(folder / name) == to for name, to in links.items()):
+        return folder
     scratch = folder.with_name(folder.name + ".making")
     for old in (scratch, folder):
         if old.exists():
             shutil.rmtree(old)
-    for name in ("bin", "lib"):
-        (scratch / name).mkdir(parents=True)
-    for tool in (wheels / "bin").iterdir():
-        (scratch / "bin" / tool.name).symlink_to(tool)
-    for name in ("include", "nvvm"):
-        (scratch / name).symlink_to(wheels / name)
-    for library in (wheels / "lib").iterdir():
-        (scratch / "lib" / library.name).symlink_to(library)
-        bare, versioned, _ = library.name.partition(".so.")
-        if versioned and not (scratch / "lib" / f"{bare}.so").exists():
-            (scratch / "lib" / f"{bare}.so").symlink_to(library)
-    (scratch / "lib64").symlink_to("lib")
+    for name, to in links.items():
+        (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+        (scratch / name).symlink_to(to)
     os.replace(scratch, folder)
     return folder
+
+
+def _links(wheels: Path) -> Iterator[tuple[str, str]]:
+    """(name in the toolkit, what it points at)."""
+    for tool in sorted((wheels / "bin").iterdir()):
+        yield f"bin/{tool.name}", str(tool)
+    for name in ("include", "nvvm"):
+        yield name, str(wheels / name)
+    names = sorted(library.name for library in (wheels / "lib").iterdir())
+    bare = {name.partition(".so.")[0] + ".so": name for name in reversed(names) if ".so." in name}
+    for name in names:
+        yield f"lib/{name}", str(wheels / "lib" / name)
+    for name, versioned in sorted(bare.items()):
+        if name not in names:
+            yield f"lib/{name}", str(wheels / "lib" / versioned)
+    yield "lib64", "lib"
 
 
 def make_driver_stub(toolkit: Toolkit, environ: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bwd.errors import BwdError
@@ -30,11 +30,13 @@ _TIME = (2026, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A wheel in the cache: `info` is what it was built from and how long it took."""
+    """A wheel in the cache: `info` is what it was built from, `measured` what that took here (empty for a
+    wheel from elsewhere)."""
 
     wheel: Path
     key: str
     info: Mapping[str, object]
+    measured: Mapping[str, object] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------ writing
@@ -122,14 +124,28 @@ def _hash(data: bytes) -> str:
 
 
 # ------------------------------------------------------------------ keeping
-def keep(wheel: Path, cache: Path, key: str) -> Kept:
-    """Move a finished wheel under its key; the hash beside it tells a damaged one later."""
+_MEASURED = "measured.json"
+_IMPORTED = "imported"
+
+
+def keep(
+    wheel: Path,
+    cache: Path,
+    key: str,
+    measured: Mapping[str, object] | None = None,
+    imported: bool = False,
+) -> Kept:
+    """Move a finished wheel under its key; the hash beside it tells a damaged one later. What the build
+    took lies beside the wheel and not in it, so that the same sources give the same bytes."""
     folder = cache / key
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / wheel.name
     os.replace(wheel, target)
+    (folder / _MEASURED).write_text(json.dumps(dict(measured or {}), indent=1) + "\n")
+    if imported:
+        (folder / _IMPORTED).write_text("")
     (folder / "sha256").write_text(_file_hash(target) + "\n")
-    return Kept(target, key, info_of(target))
+    return Kept(target, key, info_of(target), dict(measured or {}))
 
 
 def find(cache: Path, key: str) -> Kept | None:
@@ -141,9 +157,34 @@ def find(cache: Path, key: str) -> Kept | None:
     if _file_hash(wheels[0]) != (folder / "sha256").read_text().strip():
         raise BwdError(
             f"the kept wheel {wheels[0].name} (key {key}) is damaged",
-            hint="remove it with `bwd build --clean` and build again, or import it again",
+            hint=f"remove {folder} and build again (finished objects are kept), or import it again",
         )
-    return Kept(wheels[0], key, info_of(wheels[0]))
+    measured = folder / _MEASURED
+    try:
+        took = json.loads(measured.read_text()) if measured.is_file() else {}
+    except ValueError:
+        took = {}
+    return Kept(wheels[0], key, info_of(wheels[0]), took)
+
+
+_THIS_MACHINE = ("compiler", "cuda", "cutlass", "flags", "torch")
+"""What a wheel's key holds of the machine that built it. A wheel from another one serves all the same: its
+sources, patches and architectures must be ours, and its extensions need no more than torch's stable ABI."""
+
+
+def find_imported(cache: Path, parts: Mapping[str, str]) -> Kept | None:
+    """A wheel that was brought from another machine and stands in for a build with these key parts."""
+    wanted = {k: v for k, v in parts.items() if k not in (*_THIS_MACHINE, "archs")}
+    archs = set(parts.get("archs", "").split(";")) - {""}
+    for mark in sorted(cache.glob(f"*/{_IMPORTED}")):
+        kept = find(cache, mark.parent.name)
+        theirs = kept.info.get("parts") if kept is not None else None
+        if kept is None or not isinstance(theirs, dict):
+            continue
+        rest = {k: v for k, v in theirs.items() if k not in (*_THIS_MACHINE, "archs")}
+        if rest == wanted and archs <= set(str(theirs.get("archs", "")).split(";")):
+            return kept
+    return None
 
 
 def info_of(wheel: Path) -> Mapping[str, object]:
@@ -165,26 +206,52 @@ def _file_hash(file: Path) -> str:
 
 
 # ------------------------------------------------------------------ installing
+def check_writable(site_packages: Path) -> None:
+    """Refuse before a minute is spent when the environment cannot be written."""
+    if not os.access(site_packages, os.W_OK):
+        raise BwdError(
+            f"the engine's environment cannot be written ({site_packages})",
+            hint="make it writable, or pass --no-install and keep the wheel",
+            where="ENGINE_PYTHON",
+        )
+
+
 def install(wheel: Path, site_packages: Path) -> str:
-    """Put the wheel into an environment, in place of any vllm there. Returns its version."""
-    remove(site_packages)
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        dist = next(n.split("/")[0] for n in names if n.endswith(".dist-info/METADATA"))
-        try:
-            for info in archive.infolist():
-                path = archive.extract(info, site_packages)
-                if mode := info.external_attr >> 16 & 0o777:
-                    os.chmod(path, mode)
-        except OSError as error:
-            raise BwdError(
-                f"the wheel cannot be installed: {error.strerror or error}",
-                hint="free space, or make the environment writable",
-            ) from error
-    (site_packages / dist / "INSTALLER").write_text(INSTALLER + "\n")
-    with (site_packages / dist / "RECORD").open("a") as record:
-        record.write(f"{dist}/INSTALLER,,\n")
+    """Put the wheel into an environment, in place of any vllm there. Returns its version. It is unpacked
+    aside first and then moved: an environment never holds half of a vLLM, which would look installed."""
+    check_writable(site_packages)
+    aside = site_packages / ASIDE
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        dist = _unpack(wheel, aside)
+        remove(site_packages)
+        for top in sorted(aside.iterdir()):
+            os.replace(top, site_packages / top.name)
+    except OSError as error:
+        raise BwdError(
+            f"the wheel cannot be installed: {error.strerror or error}",
+            hint="free space, or make the environment writable",
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return dist.removeprefix("vllm-").removesuffix(".dist-info")
+
+
+ASIDE = "~bwd-installing"
+"""Where a wheel is unpacked inside site-packages. pip and uv pass over names that begin with a tilde."""
+
+
+def _unpack(wheel: Path, folder: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        dist = next(n.split("/")[0] for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        for info in archive.infolist():
+            path = archive.extract(info, folder)
+            if mode := info.external_attr >> 16 & 0o777:
+                os.chmod(path, mode)
+    (folder / dist / "INSTALLER").write_text(INSTALLER + "\n")
+    with (folder / dist / "RECORD").open("a") as record:
+        record.write(f"{dist}/INSTALLER,,\n")
+    return dist
 
 
 def installed(site_packages: Path) -> tuple[str, str, Mapping[str, object]] | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bwd import paths as bwd_paths
 from bwd.adapters import environments, nvml, settings_file
-from bwd.build import engine, inspect, steps, wheel
+from bwd.build import engine, inspect, kernels, model_kernels, steps, toolkit, wheel
 from bwd.core import build as core
 from bwd.core.exit_codes import ExitCode
 from bwd.core.problem import Problem
@@ -40,6 +40,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-install", action="store_true", help="make the wheel, leave the environment alone"
     )
     parser.add_argument("--check", action="store_true", help="only look at what is installed")
+    parser.add_argument(
+        "--kernels",
+        nargs="?",
+        const="",
+        metavar="CONFIG",
+        help="only compile FlashInfer's kernels for the model (or for the config.json CONFIG)",
+    )
     parser.add_argument("--export", type=Path, metavar="DIR", help="copy the wheel for these settings to DIR")
     parser.add_argument(
         "--import", dest="import_", type=Path, metavar="WHEEL", help="take a wheel that another machine built"
@@ -67,9 +74,17 @@ def run(args: argparse.Namespace) -> int:
     around = env.apply(os.environ)
     found = engine.look(env.python, around)
     if args.check:
-        return _report(args, found, around)
+        return _report(args, found, around, paths)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    if warning := engine.check_torch(found, env.own, paths.root):
+        say(f"note: {warning}")
     spec = _spec(args, paths, settings, found)
-    signal.signal(signal.SIGTERM, _interrupt)
+    if args.kernels is not None:
+        _kernels(args.kernels, spec, paths, settings, say)
+        return ExitCode.OK
+    if not args.no_install:
+        wheel.check_writable(found.site_packages)
     kept = _import(args.import_, spec) if args.import_ is not None else steps.build(spec, around, say)
     if args.export is not None:
         args.export.mkdir(parents=True, exist_ok=True)
@@ -80,7 +95,35 @@ def run(args: argparse.Namespace) -> int:
         return _print_kept(args, kept)
     wheel.install(kept.wheel, found.site_packages)
     say(f"installed vLLM {kept.info.get('vllm')} into the {'own' if env.own else 'cuda'} environment")
-    return _report(args, found, around)
+    _kernels("", spec, paths, settings, say, needed=False)
+    return _report(args, found, around, paths)
+
+
+def _kernels(
+    config: str, spec: steps.Spec, paths: Paths, settings: Settings, say: _Screen, needed: bool = True
+) -> None:
+    """FlashInfer's kernels for the model of the settings, or of the file `config`. Where they are not
+    `needed` now, what is in the way is said and nothing fails: the engine would compile them itself."""
+    try:
+        with steps.only_one(spec.state):
+            kit = toolkit.make(spec.engine.torch_root, paths.toolkit, os.environ)
+            toolkit.make_driver_stub(kit, os.environ)
+        # asked anew: CUDA_HOME is the toolkit's from now on
+        env = environments.engine_env("cuda", paths, settings)
+        assert env is not None
+        found = model_kernels.wanted(config, paths, settings, spec.archs)
+        if found.lacking:
+            say(f"note: FlashInfer's attention is not compiled ahead: {found.lacking}")
+        if found.kernels:
+            archs = model_kernels.card_archs(nvml.read()) or spec.archs
+            around = kernels.environment(
+                env.apply(os.environ), paths.cache, paths.root, archs, spec.jobs.count
+            )
+            kernels.build(found.kernels, spec.engine, around, paths.cache, spec.log, say)
+    except BwdError as error:
+        if needed:
+            raise
+        say(f"note: {error}")
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -110,7 +153,7 @@ def _spec(args: argparse.Namespace, paths: Paths, settings: Settings, found: eng
         jobs=jobs,
         engine=found,
         root=paths.root,
-        state=paths.state / "build",
+        state=paths.build,
         offline=tuple(args.sources),
     )
 
@@ -142,14 +185,14 @@ def _import(file: Path, spec: steps.Spec) -> wheel.Kept:
             f"{file.name} has no code for {', '.join(sorted(missing))}, which this machine needs",
             hint="export it on the other machine with --arch",
         )
-    spec.state.mkdir(parents=True, exist_ok=True)
-    copy = spec.state / file.name
-    shutil.copy2(file, copy)
-    return wheel.keep(copy, spec.cache, str(info["key"]))
+    with steps.only_one(spec.state):
+        copy = spec.state / file.name
+        shutil.copy2(file, copy)
+        return wheel.keep(copy, spec.cache, str(info["key"]), imported=True)
 
 
 def _clean(paths: Paths, env: environments.EngineEnv | None, say: _Screen) -> int:
-    folder = paths.state / "build"
+    folder = paths.build
     if env is not None and not env.own:
         for site in env.python.parent.parent.glob("lib/python3.*/site-packages"):
             found = wheel.installed(site)
@@ -163,7 +206,7 @@ def _clean(paths: Paths, env: environments.EngineEnv | None, say: _Screen) -> in
     return ExitCode.OK
 
 
-def _report(args: argparse.Namespace, there: engine.Engine, around: Mapping[str, str]) -> int:
+def _report(args: argparse.Namespace, there: engine.Engine, around: Mapping[str, str], paths: Paths) -> int:
     found = wheel.installed(there.site_packages)
     if found is None:
         raise BwdError("vLLM is not installed in the engine's environment", hint="run `./pixiw run build`")
@@ -174,7 +217,7 @@ def _report(args: argparse.Namespace, there: engine.Engine, around: Mapping[str,
             hint="that is fine with ENGINE_PYTHON; else run `./pixiw run build`",
         )
     archs = tuple(map(str, info.get("archs", [])))  # type: ignore[call-overload]
-    findings = inspect.inspect(there, archs, str(info["kind"]), around)
+    findings = inspect.inspect(there, archs, str(info["kind"]), around, paths.cache)
     failed = any(f.ok is False for f in findings)
     if args.json:
         checks = [{"name": f.name, "ok": f.ok, "evidence": f.evidence} for f in findings]
@@ -189,7 +232,8 @@ def _report(args: argparse.Namespace, there: engine.Engine, around: Mapping[str,
 
 def _print_kept(args: argparse.Namespace, kept: wheel.Kept) -> int:
     if args.json:
-        print(json.dumps({"schema": 1, "wheel": str(kept.wheel), "build": dict(kept.info)}, indent=2))
+        data = {"schema": 1, "wheel": str(kept.wheel), "build": dict(kept.info), "took": dict(kept.measured)}
+        print(json.dumps(data, indent=2))
     return ExitCode.OK
 
 
@@ -205,7 +249,7 @@ class _Screen:
         if self._quiet:
             return
         minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
-        passing = self._live and text.startswith(("built ", "fetching "))
+        passing = self._live and text.startswith(("built ", "fetching ", "compiled "))
         end = "" if passing else "\n"
         start = "\r\x1b[2K" if self._live else ""
         print(f"{start}build {minutes:02d}:{seconds:02d}  {text}", end=end, file=sys.stderr, flush=True)

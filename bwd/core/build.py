@@ -36,9 +36,7 @@ def parse_arch(text: str, where: str) -> tuple[str, ...] | Problem:
     """
     found: list[str] = []
     for word in re.split(r"[;,\s]+", text.strip()):
-        match = re.fullmatch(
-            r"(?:sm_?|compute_?)?(\d{1,2})\.?(\d)[af]?", word, re.IGNORECASE
-        )
+        match = re.fullmatch(r"(?:sm_?|compute_?)?(\d{1,2})\.?(\d)[af]?", word, re.IGNORECASE)
         name = f"{int(match[1])}.{match[2]}" if match else ""
         name = {"12.1": "12.0", "10.3": "10.0"}.get(name, name)
         if name not in KNOWN_ARCHS:
@@ -56,19 +54,14 @@ def parse_arch(text: str, where: str) -> tuple[str, ...] | Problem:
 def arch_of(capabilities: Iterable[tuple[int, int]]) -> tuple[str, ...]:
     """The architectures of the cards present, 12.0 where there is none."""
     names = {f"{major}.{minor}" for major, minor in capabilities}
-    names = {{"12.1": "12.0", "10.3": "10.0"}.get(n, n) for n in names} & set(
-        KNOWN_ARCHS
-    )
-    return tuple(sorted(names, key=lambda a: tuple(map(int, a.split("."))))) or (
-        DEFAULT_ARCH,
-    )
+    names = {{"12.1": "12.0", "10.3": "10.0"}.get(n, n) for n in names} & set(KNOWN_ARCHS)
+    return tuple(sorted(names, key=lambda a: tuple(map(int, a.split("."))))) or (DEFAULT_ARCH,)
 
 
 # ------------------------------------------------------------------ jobs
 GB_PER_JOB = 3.0
-"""Memory in GiB that a compile job is reckoned with. Most units of this build stay under 2.5 GiB and a few
-large ones come close to 10 (docs/build.md has the measured list), but never all at once: 3 GiB a job is what
-keeps the sum of the largest n units of the 12.0 build inside the memory of every machine with 8 GiB or more."""
+"""Memory in GiB that a compile job is reckoned with (docs/build.md has the measured sizes of the largest
+units). A machine that has less for each processor runs fewer jobs; one job always runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +96,13 @@ def jobs(cpus: int, memory: int, setting: int | None = None, archs: int = 1) -> 
 def wheel_key(parts: Mapping[str, str]) -> str:
     """16 hex digits over everything that decides a wheel's bytes: source hash, patch hashes, torch, CUDA,
     architectures, compiler, flags. The same key never builds twice."""
-    canonical = json.dumps(
-        dict(sorted(parts.items())), sort_keys=True, separators=(",", ":")
-    )
+    canonical = json.dumps(dict(sorted(parts.items())), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def version_of(archs: Sequence[str], kind: str) -> str:
     """The version that our wheel carries: 0.32.0+bwd.sm120 from source, 0.32.0+bwd.wheel for upstream's."""
-    suffix = (
-        ".".join("sm" + a.replace(".", "") for a in archs) if kind == "source" else kind
-    )
+    suffix = ".".join("sm" + a.replace(".", "") for a in archs) if kind == "source" else kind
     return f"{VLLM_VERSION}+bwd.{suffix}"
 
 
@@ -129,19 +118,16 @@ class NinjaStep:
 
 def ninja_step(line: str) -> NinjaStep | None:
     """`[3/114] Building CUDA object CMakeFiles/x.dir/csrc/topk.cu.o` -> 3, 114, csrc/topk.cu."""
-    match = re.match(
-        r"\[(\d+)/(\d+)\] (?:\w+ )*(?:CMakeFiles/[^/ ]+\.dir/)?(\S+)", line
-    )
+    match = re.match(r"\[(\d+)/(\d+)\] (?:\w+ )*(?:CMakeFiles/[^/ ]+\.dir/)?(\S+)", line)
     if match is None:
         return None
     return NinjaStep(int(match[1]), int(match[2]), match[3].removesuffix(".o"))
 
 
-def progress_line(step: NinjaStep, elapsed: float, done_before: int = 0) -> str:
-    """`built 12 of 114 (6.1 a minute, about 17 min left): csrc/topk.cu`; `elapsed` in seconds,
-    `done_before` the steps that an earlier, interrupted build had finished."""
-    mine = max(step.done - done_before, 1)
-    rate = mine / max(elapsed, 1e-9) * 60
+def progress_line(step: NinjaStep, elapsed: float) -> str:
+    """`built 12 of 114 (6.1 a minute, about 17 min left): csrc/topk.cu`; `elapsed` in seconds. ninja counts
+    what is left to do: after an interruption the total is smaller."""
+    rate = max(step.done, 1) / max(elapsed, 1e-9) * 60
     left = (step.total - step.done) / rate if rate else 0.0
     return f"built {step.done} of {step.total} ({rate:.1f} a minute, about {left:.0f} min left): {step.name}"
 
@@ -160,16 +146,18 @@ class BuildFailure:
 _FAILURES: Sequence[tuple[str, str, str, str]] = (
     (
         "OUT_OF_MEMORY",
-        r"(?:cicc|ptxas|cudafe\+\+|cc1plus|nvcc|fatbinary)\b[^\n]*\b(?:died due to signal 9|Killed)|Killed signal terminated program"
-        r"|c\+\+: fatal error: Killed|virtual memory exhausted|Cannot allocate memory|std::bad_alloc|out of memory allocating",
+        r"(?:cicc|ptxas|cudafe\+\+|cc1plus|nvcc|fatbinary)\b.*\b(?:died due to signal 9|Killed)"
+        r"|Killed signal terminated program|c\+\+: fatal error: Killed|virtual memory exhausted"
+        r"|Cannot allocate memory|std::bad_alloc|out of memory allocating|^FAILED: \[code=(?:137|-9)\]",
         "a compiler was killed for want of memory",
         "set MAX_JOBS={fewer} in .env and build again: what is done stays done",
     ),
     (
         "COMPILER_CRASHED",
-        r"died due to signal (?:11|6|4|8)\b|internal compiler error|Segmentation fault",
+        r"died due to signal (?:11|6|4|8)\b|internal compiler error|Segmentation fault"
+        r"|^FAILED: \[code=(?:139|134|132|136)\]",
         "a compiler crashed",
-        "build again; if it stands at the same file twice, check the machine's memory (memtest) and the toolchain",
+        "build again; if it stands at the same file twice, check the machine's memory (memtest)",
     ),
     (
         "DISK_FULL",
@@ -179,7 +167,8 @@ _FAILURES: Sequence[tuple[str, str, str, str]] = (
     ),
     (
         "MISSING_HEADER",
-        r"fatal error: (?P<what>\S+): No such file or directory|cannot open source file \"(?P<what2>[^\"]+)\"",
+        r"fatal error: (?P<what>\S+): No such file or directory"
+        r"|cannot open source file \"(?P<what2>[^\"]+)\"",
         "the header {what} is missing",
         "the toolkit in the environment is not whole: remove the environment and run the build again",
     ),
@@ -220,9 +209,7 @@ def diagnose(output: Sequence[str], code: int, jobs_used: int) -> BuildFailure:
     """The first cause in the build's output (lines), where it stood, and what would work."""
     unit = ""
     for line in output:
-        if match := re.match(
-            r"FAILED: (?:\[code=\d+\] )?(?:CMakeFiles/[^/ ]+\.dir/)?(\S+)", line
-        ):
+        if match := re.match(r"FAILED: (?:\[code=\d+\] )?(?:CMakeFiles/[^/ ]+\.dir/)?(\S+)", line):
             unit = unit or match[1].removesuffix(".o")
     for name, pattern, cause, hint in _FAILURES:
         for line in output:
@@ -232,20 +219,14 @@ def diagnose(output: Sequence[str], code: int, jobs_used: int) -> BuildFailure:
             groups = found.groupdict()
             what = groups.get("what") or groups.get("what2") or ""
             fewer = max(1, jobs_used // 2)
-            return BuildFailure(
-                name, cause.format(what=what), unit, hint.format(fewer=fewer)
-            )
+            return BuildFailure(name, cause.format(what=what), unit, hint.format(fewer=fewer))
     if code in (-9, 137):
         return BuildFailure(
             "OUT_OF_MEMORY", "the build was killed (likely for want of memory)", unit,
             f"set MAX_JOBS={max(1, jobs_used // 2)} in .env and build again: what is done stays done",
         )  # fmt: skip
     first = next(
-        (
-            line.strip()
-            for line in output
-            if re.search(r"\berror\b|CMake Error", line, re.IGNORECASE)
-        ),
+        (line.strip() for line in output if re.search(r"\berror\b|CMake Error", line, re.IGNORECASE)),
         "",
     )
     return BuildFailure(

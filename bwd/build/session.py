@@ -1,0 +1,163 @@
+"""A command in a session of its own: heard line by line, measured, and ended with everything it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """How a command ended and what it took: seconds, bytes."""
+
+    code: int
+    seconds: float
+    cpu_seconds: float
+    peak: int
+    largest: int
+
+
+class Interrupted(Exception):
+    """Ctrl-C or TERM came while the command ran; its processes are gone."""
+
+    def __init__(self, used: Used) -> None:
+        super().__init__("interrupted")
+        self.used = used
+
+
+def run(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    log: Path,
+    hear: Callable[[str], None],
+    lock: int | None,
+    given: str = "",
+) -> Used:
+    """Run a command in a session of its own with `given` (small) on its standard input, each line of its
+    output into `log` and to `hear`. `lock` is a descriptor that its processes keep open. An interruption
+    ends all of them and comes out as Interrupted."""
+    started = time.monotonic()
+    with log.open("a") as out:
+        out.write(" ".join(command) + "\n")
+        child = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            pass_fds=() if lock is None else (lock,),
+        )
+        memory = _Memory(child.pid)
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            with contextlib.suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(given)
+            with child.stdout:
+                for line in child.stdout:
+                    out.write(line)
+                    hear(line.rstrip("\n"))
+            code, cpu, largest = _reap(child)
+        except KeyboardInterrupt:
+            code, cpu, largest = _end(child)
+            memory.stop()
+            used = Used(code, time.monotonic() - started, cpu, memory.peak, largest)
+            raise Interrupted(used) from None
+        except BaseException:
+            _end(child)
+            raise
+        finally:
+            memory.stop()
+    return Used(code, time.monotonic() - started, cpu, memory.peak, largest)
+
+
+def _reap(child: subprocess.Popen[str]) -> tuple[int, float, int]:
+    """Wait for the child: exit code, CPU seconds and largest process (bytes) of it and all that it waited
+    for, which with ninja is every compiler."""
+    if child.returncode is not None:
+        return child.returncode, 0.0, 0
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def _end(child: subprocess.Popen[str]) -> tuple[int, float, int]:
+    """A build that is interrupted takes its compilers along; ninja keeps what was finished. A second
+    Ctrl-C does not get in between."""
+    with _deaf():
+        for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 60.0)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+            if _gone(child.pid, patience):
+                break
+        return _reap(child)
+
+
+def _gone(session: int, patience: float) -> bool:
+    """Whether every process of the session ended within `patience` seconds (the first one may be a zombie
+    that waits for us)."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        if not [p for p in _members(session) if p[1] != "Z"]:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """No signal that ends a build, while it is being ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _members(session: int) -> list[tuple[int, str, int]]:
+    """(pid, state, resident bytes) of the processes of a session."""
+    found = []
+    page = os.sysconf("SC_PAGE_SIZE")
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path("/proc", pid, "stat").read_text()
+            fields = stat[stat.rindex(")") + 2 :].split()
+            if int(fields[3]) == session:
+                found.append((int(pid), fields[0], int(fields[21]) * page))
+        except (OSError, ValueError, IndexError):
+            continue  # gone between the listing and the reading
+    return found
+
+
+class _Memory:
+    """Peak resident memory of all processes of a session together, looked at twice a second."""
+
+    def __init__(self, session: int) -> None:
+        self.peak = 0
+        self._session = session
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.5):
+            self.peak = max(self.peak, sum(size for _, _, size in _members(self._session)))
