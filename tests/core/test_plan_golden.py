@@ -55,3 +55,11 @@ def test_the_table_keeps_to_its_width(name: str, width: int) -> None:
     text = render(plans.make(name), width).split("command:")[0]
     # a single word may be longer than the page: a path, a name
     assert all(len(line) <= width or len(line.split()) <= 2 for line in text.splitlines())
+
+
+def test_the_page_on_the_plan_gives_a_reason_for_every_name() -> None:
+    page = (plans.FOLDER.parents[1] / "docs" / "plan.md").read_text()
+    for name in plans.CASES:
+        made = plans.make(name)
+        for item in (*made.env, *(word for word in made.argv if word.startswith("--"))):
+            assert item in page, item
