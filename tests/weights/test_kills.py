@@ -136,8 +136,8 @@ def test_twenty_kills_at_random_points(large: FakeHub, tmp_path: Path, whom: str
 
 
 def test_after_a_kill_new_bytes_come_before_old_ones_are_hashed(large: FakeHub, tmp_path: Path) -> None:
-    """What an earlier try left is hashed behind the new bytes, not before them; scripts/bench_weights.py holds
-    it to two seconds on a machine that does nothing else."""
+    """What an earlier try left is hashed behind the new bytes, not before them. scripts/bench_weights.py says
+    how soon they come on a machine that does nothing else."""
     here = place(large, tmp_path / "state")
     large.script(SLOW)
     kill_at(here, start_child(here), 100 << 20)
