@@ -133,7 +133,8 @@ def _memory(
                 "MODEL=demo, or a machine with a GPU",
             )
     most = length_most(host, model, ranks)
-    if length is not None and most is not None and length > most:
+    refused = length is not None and model.max_len is not None and length > model.max_len
+    if length is not None and most is not None and length > most and not (refused and draft.problems):
         draft.problem(
             "MAX_MODEL_LEN",
             where_of(settings, "MAX_MODEL_LEN"),

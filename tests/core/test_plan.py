@@ -11,6 +11,7 @@ from bwd.core.engine_choice import choose
 from bwd.core.host import GIB, GpuProcess, HostFacts, LostGpu
 from bwd.core.plan import P2pVerdict, ladder, make_plan
 from bwd.core.plan_text import render
+from bwd.errors import PlanError
 from tests.core.plan_support import (
     WHERE,
     card,
@@ -566,6 +567,11 @@ class TestCpuEngine:
             Exception, match=r"\.env:1 MAX_MODEL_LEN: 8192 tokens need more .*\. MAX_MODEL_LEN="
         ):
             make_plan(env("MAX_MODEL_LEN=8192\n"), host, demo(), WHERE)
+
+    def test_a_length_beyond_the_model_is_refused_once(self) -> None:
+        with pytest.raises(PlanError) as caught:
+            make_plan(env("MAX_MODEL_LEN=99999\n"), no_gpu(), demo(), WHERE)
+        assert [problem.hint for problem in caught.value.problems] == ["MAX_MODEL_LEN=8192"]
 
     def test_affinity_limits_the_threads(self) -> None:
         made = make_plan(env("CPU_AFFINITY=1\n"), no_gpu(), demo(), WHERE)
