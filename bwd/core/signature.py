@@ -39,8 +39,8 @@ class Signature:
     stand in `means` and `hint` as {name}. `writers` are the sources that can write the line, `files`
     the file names behind "[...]" (empty: any), `procs` the beginnings of vLLM's process names (empty:
     any). `kind` is None for a benign row. `key` is the setting that the hint speaks of. `literal`,
-    or one of `also`, is in every line that the row matches. `fixture` is a real line, `origin` where it was captured, or in
-    which source of the pinned releases or public thread it stands."""
+    or one of `also`, is in every line that the row matches. `fixture` is a real line, `origin` where it
+    was captured, or in which source of the pinned releases or public thread it stands."""
 
     id: str
     pattern: str

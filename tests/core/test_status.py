@@ -28,7 +28,8 @@ from tests.core.lifecycle_play import CONFIG, HUNG, A
 
 READY = State(
     phase=Phase.READY, wanted=True, run=3, occupied=True, plan=A, good=A, entered=100.0,
-    failures=(50.0, 90.0), restarts={"HUNG": 2}, last_cause=HUNG, last_cause_at=90.0, why="the canary answered",
+    failures=(50.0, 90.0), restarts={"HUNG": 2}, last_cause=HUNG, last_cause_at=90.0,
+    why="the canary answered",
 )  # fmt: skip
 FULL = Status(
     state=READY,
