@@ -41,9 +41,18 @@ class KvEstimate:
 
 
 def free_of(gpu: Gpu, own_pids: frozenset[int]) -> int:
-    """Bytes free on a card once the engine that runs now (`own_pids`) is gone."""
-    own = sum(process.used or 0 for process in gpu.processes if process.pid in own_pids)
-    return min(gpu.memory_total, gpu.memory_free + own)
+    """Bytes free on a card once the engine that runs now (`own_pids`) is gone. A container sees other
+    numbers than the driver, or none, and some drivers do not say how much: what nobody else is shown to
+    hold is then taken for the engine's, since a refusal to reload would be the worse mistake."""
+    if not own_pids:
+        return gpu.memory_free
+    own = [process for process in gpu.processes if process.pid in own_pids]
+    if own and all(process.used is not None for process in own):
+        back = sum(process.used or 0 for process in own)
+    else:
+        others = sum(process.used or 0 for process in gpu.processes if process.pid not in own_pids)
+        back = gpu.memory_total - gpu.memory_free - others
+    return min(gpu.memory_total, gpu.memory_free + max(0, back))
 
 
 def utilization(gpus: Sequence[Gpu], own_pids: frozenset[int]) -> float:

@@ -495,6 +495,23 @@ class TestMemory:
         made = plan(host=machine(*full), own_pids=frozenset({4242}))
         assert flag(made, "--gpu-memory-utilization") == "0.90"
 
+    @pytest.mark.parametrize(
+        "processes",
+        [(), (GpuProcess(4242, "", None),), (GpuProcess(4242, "", None), GpuProcess(9, "Xorg", GIB))],
+    )
+    def test_in_a_container_what_nobody_holds_is_the_engines(self, processes: tuple[GpuProcess, ...]) -> None:
+        full = [card(i, memory_free=3 * GIB, processes=processes) for i in range(2)]
+        made = plan(host=machine(*full), own_pids=frozenset({4242}))
+        assert flag(made, "--gpu-memory-utilization") == "0.90"
+        assert "18.0 GiB" not in refused(host=machine(*full), own_pids=frozenset({4242}))
+        assert refused(host=machine(*full)) != ""
+
+    def test_what_another_holds_stays_held(self) -> None:
+        ours, other = GpuProcess(4242, "", 20 * GIB), GpuProcess(9, "comfyui", 8 * GIB)
+        full = [card(i, memory_free=3 * GIB, processes=(ours, other)) for i in range(2)]
+        made = plan(host=machine(*full), own_pids=frozenset({4242}))
+        assert flag(made, "--gpu-memory-utilization") == "0.70"
+
     def test_a_full_card_names_its_owner(self) -> None:
         other = GpuProcess(77, "comfyui", 27 * GIB)
         host = machine(card(0, memory_free=4 * GIB, processes=(other,)), card(1))
