@@ -74,7 +74,15 @@ def environ(home: Path) -> dict[str, str]:
 
 def by_curl(hub: Hub, folder: Path) -> None:
     """The raw copy: four connections, straight from the store, to disk, flushed."""
-    words = ["curl", "-sf", "--parallel", "--parallel-immediate", "--parallel-max", str(SHARDS)]
+    words = [
+        "curl",
+        "-sf",
+        "--no-progress-meter",
+        "--parallel",
+        "--parallel-immediate",
+        "--parallel-max",
+        str(SHARDS),
+    ]
     for number in range(SHARDS):
         name = f"model-{number}.safetensors"
         words += ["-o", str(folder / name), f"http://127.0.0.1:{hub.cdn}/cdn/{name}"]

@@ -200,7 +200,7 @@ async def _download(
         if failures >= fetching.CHILD_TRIES or pause is None:
             raise _failure(outcome, f"{repo} could not be fetched")
         way = fetching.next_way(way, cause)
-        watch.note = f"{_meaning(cause, outcome.tail)}; again in {pause:.0f} s"
+        watch.pause = f"{_meaning(cause, outcome.tail)}; again in {pause:.0f} s"
         watch.show()
         await asyncio.sleep(pause)
 

@@ -20,12 +20,14 @@ _TICK = 0.5
 
 @dataclass(slots=True)
 class Watch:
-    """What is known of the child's work, from its own reports and from the disk."""
+    """What is known of the child's work, from its own reports and from the disk: what it does (`note`), and
+    why it does nothing for a moment (`pause`, until a byte moves again)."""
 
     on_progress: Callable[[Progress], None]
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
     note: str = ""
     folder: Path | None = None
+    pause: str = ""
     meter: Meter = field(default_factory=Meter)
 
     def show(self) -> None:
@@ -38,7 +40,7 @@ class Watch:
                 total or None,
                 self.meter.per_second(),
                 self.meter.left(total or None),
-                self.note,
+                self.pause or self.note,
             )
         )
 
@@ -160,12 +162,13 @@ def _take(event: Mapping[str, Any], watch: Watch) -> float:
             name, state = str(event["name"]), (int(event["done"]), int(event["total"]))
             if watch.files.get(name) != state:
                 watch.files[name] = state
+                watch.pause = ""
                 return now
         case "note":
-            watch.note = str(event["text"])
+            watch.note, watch.pause = str(event["text"]), ""
             return now
         case "wait":
-            watch.note = str(event["text"])
+            watch.pause = str(event["text"])
             return now + float(event["seconds"])
         case "manifest":
             watch.folder = Path(event["folder"])

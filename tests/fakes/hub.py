@@ -151,6 +151,8 @@ class Answer(BaseHTTPRequestHandler):
                         "X-Xet-Token-Expiration": str(int(time.time()) + 3600),
                     },
                 )
+        elif path.startswith(f"/api/models/{script.repo}/tree/"):
+            self._tree()
         elif path.startswith(f"/api/models/{script.repo}"):
             if not self._play(script.fault("api", path)):
                 self._info(path)
@@ -190,6 +192,17 @@ class Answer(BaseHTTPRequestHandler):
             "gated": False, "disabled": False, "downloads": 0, "likes": 0, "tags": [], "siblings": siblings,
         }  # fmt: skip
         self._reply(200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+    def _tree(self) -> None:
+        """The same list as `hf download` asks for it."""
+        rows = []
+        for name, (sha256, sha1) in self.script.hashes.items():
+            size = (self.script.folder / name).stat().st_size
+            row: dict[str, Any] = {"type": "file", "oid": sha1, "size": size, "path": name}
+            if name.endswith(LFS):
+                row["lfs"] = {"oid": sha256, "size": size, "pointerSize": 130}
+            rows.append(row)
+        self._reply(200, {"Content-Type": "application/json"}, json.dumps(rows).encode())
 
     def _resolve(self, name: str) -> None:
         if self._refused() or self._play(self.script.fault(self.command.lower(), name)):
