@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,26 +78,32 @@ def engine_env(kind: str, paths: Paths, settings: Settings) -> EngineEnv | None:
             kind,
             python,
             str(python.parent),
-            _around(kind, python.parent.parent),
+            _around(kind, python.parent.parent, paths.toolkit),
             own=True,
         )
     for prefix in places(kind, paths):
         python = prefix / "bin" / "python"
         if python.exists():
             extra = {"CONDA_PREFIX": str(prefix)} if (prefix / "conda-meta").is_dir() else {}
-            return EngineEnv(kind, python, str(prefix / "bin"), {**extra, **_around(kind, prefix)})
+            return EngineEnv(
+                kind, python, str(prefix / "bin"), {**extra, **_around(kind, prefix, paths.toolkit)}
+            )
     return None
 
 
-def _around(kind: str, prefix: Path) -> dict[str, str]:
+def _around(kind: str, prefix: Path, toolkit: Path) -> dict[str, str]:
     """CUDA_HOME and the compilers of an environment: FlashInfer and Triton compile while the engine
-    starts, so it needs them as much as the build does."""
+    starts, so it needs them as much as the build does. The toolkit that the build made comes first: against
+    the wheels alone FlashInfer cannot link (they have no lib64 and no libcudart.so), and its kernels that
+    were compiled ahead count only under the same CUDA_HOME."""
     env: dict[str, str] = {}
     if kind != "cuda":
         return env
     for home in sorted(prefix.glob("lib/python3.*/site-packages/nvidia/cu13")):
         if (home / "bin" / "nvcc").exists():
             env["CUDA_HOME"] = str(home)
+    if (toolkit / "bin" / "nvcc").exists():
+        env["CUDA_HOME"] = str(toolkit)
     for name, program in (("CC", "gcc"), ("CXX", "g++")):
         compiler = prefix / "bin" / f"x86_64-conda-linux-gnu-{program}"
         if compiler.exists():
@@ -132,41 +140,89 @@ async def engine_ready(env: EngineEnv, paths: Paths) -> str:
     return f"{env.python} fails: {lines[-1] if lines else f'exit code {child.returncode}'}"
 
 
-async def provision(kind: str, paths: Paths, on_progress: Callable[[str], None]) -> None:
-    """Make the environment `kind` from the lock, as a child whose last output line is the progress.
-    Cancelling ends the child; the next call repairs what it left. Raises ProvisionError."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far an installation or a build is: `total` is None while it is not known."""
+
+    note: str
+    done: int = 0
+    total: int | None = None
+
+
+async def provision(kind: str, paths: Paths, on_progress: Callable[[Step], None]) -> None:
+    """Make the environment `kind` from the lock, as a child that says how far it is. Cancelling ends the
+    child; the next call repairs what it left. Raises ProvisionError."""
     pixi = shutil.which("pixi")
     lite = paths.root / "scripts" / "pixi_lite.py"
     if pixi is not None:
         argv = [pixi, "install", "--locked", "-e", kind]
     elif lite.is_file():
-        argv = [shutil.which("python3") or "python3", str(lite), "install", "-e", kind]
+        argv = [sys.executable, str(lite), "install", "-e", kind]
     else:
         raise ProvisionError(
             f"the {kind} environment is not installed, and neither pixi nor pixiw is here to install it",
             hint=f"run `pixi install -e {kind}` in {paths.root}",
         )
-    on_progress(f"installing the {kind} environment")
-    child = await asyncio.create_subprocess_exec(
-        *argv, cwd=paths.root, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT, start_new_session=True, limit=1 << 20,
-    )  # fmt: skip
-    last = ""
-    try:
-        assert child.stdout is not None
-        while block := await child.stdout.read(4096):
-            for line in block.decode("utf-8", "replace").replace("\r", "\n").split("\n"):
-                if line.strip():
-                    last = line.strip()[-200:]
-                    on_progress(last)
-        code = await child.wait()
-    except asyncio.CancelledError:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        await child.wait()
-        raise
+    on_progress(Step(f"installing the {kind} environment"))
+    code, last = await _follow(argv, paths.root, lambda line: on_progress(_step(line)))
     if code != 0:
         raise ProvisionError(
             f"the {kind} environment could not be installed (exit code {code}): {last}",
             hint=f"run `{'pixi install -e' if pixi else './pixiw install -e'} {kind}` to see all of it",
         )
+
+
+async def build(paths: Paths, on_progress: Callable[[Step], None]) -> None:
+    """Compile vLLM into the cuda environment (`bwd build`) as a child. Cancelling ends it; what it has
+    compiled is kept for the next. Raises ProvisionError with what the build said last."""
+    on_progress(Step("building vLLM for the cards of this machine"))
+    argv = [sys.executable, "-m", "bwd", "build"]
+    code, last = await _follow(argv, paths.root, lambda line: on_progress(_step(line)))
+    if code != 0:
+        raise ProvisionError(last.removeprefix("bwd: ") or f"the build ended with exit code {code}")
+
+
+_COUNT = re.compile(r"(?<![\d/.])(\d+)/(\d+)(?![\d/])")
+
+
+def _step(line: str) -> Step:
+    """A line of an installer or the build: "pixiw: cpu 12/149 34s downloading ...", "built 40/110 ..."."""
+    found = _COUNT.search(line)
+    note = line.removeprefix("pixiw: ")
+    if found is None or int(found[1]) > int(found[2]):
+        return Step(note)
+    return Step(note, int(found[1]), int(found[2]))
+
+
+async def _follow(argv: Sequence[str], cwd: Path, on_line: Callable[[str], None]) -> tuple[int, str]:
+    """Run a child, give each line of its output to `on_line`; its exit code and its last line."""
+    child = await asyncio.create_subprocess_exec(
+        *argv, cwd=cwd, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT, start_new_session=True, limit=1 << 20,
+    )  # fmt: skip
+    last, rest = "", b""
+    try:
+        assert child.stdout is not None
+        while block := await child.stdout.read(4096):
+            *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
+            for line in [*lines, rest] if len(rest) > 4096 else lines:
+                text = line.decode("utf-8", "replace").strip()[-300:]
+                if text:
+                    last = text
+                    on_line(text)
+            rest = b"" if len(rest) > 4096 else rest
+        return await child.wait(), rest.decode("utf-8", "replace").strip()[-300:] or last
+    except asyncio.CancelledError:
+        await _end(child)
+        raise
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """TERM first: a build then ends its compilers and keeps what they have made."""
+    for number, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await child.wait()
+                return

@@ -59,7 +59,7 @@ class Controls:
             "change": "refused" if reading.settings is None else reading.change.kind,
             "keys": list(reading.change.keys),
             "problems": list(reading.problems),
-            "notes": [],
+            "notes": list(reading.notes),
         }
 
     def _order(self, event: Event) -> Mapping[str, Any]:

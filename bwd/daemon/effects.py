@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from bwd.adapters import clock
 from bwd.core.events import (
+    CancelPrepare,
     Cause,
     Drain,
     Drained,
@@ -38,6 +40,24 @@ from bwd.daemon.world import World
 log = logging.getLogger("bwd")
 
 
+# vLLM 0.32.0's default max_num_batched_tokens of an API server, by "is CUDA" (arg_utils.py)
+_STEP_TOKENS = {True: 8192, False: 2048}
+# Tokens a second of prefill that such an engine reaches at the very least
+_PREFILL_RATE = {True: 2000.0, False: 100.0}
+
+
+def _batched_tokens(run: EngineRun) -> int:
+    """The most tokens that the engine takes in one step: as set, or vLLM's default."""
+    argv = [str(word) for word in run.plan.get("argv") or ()]
+    for index, word in enumerate(argv):
+        name, _, value = word.partition("=")
+        if name == "--max-num-batched-tokens":
+            value = value or (argv[index + 1] if index + 1 < len(argv) else "")
+            if value.isdigit():
+                return int(value)
+    return _STEP_TOKENS[run.engine == "cuda"]
+
+
 class Effects:
     """The hands of the daemon: the present run, its probes, and the preparation under way."""
 
@@ -45,7 +65,7 @@ class Effects:
         self,
         world: World,
         front: Doorway,
-        spec: ProbeSpec,
+        spec: ProbeSpec | None,
         phase: Callable[[], Phase],
         status: Callable[[], Mapping[str, Any]],
     ) -> None:
@@ -115,6 +135,8 @@ class Effects:
         match effect:
             case Prepare():
                 self._prepare(effect)
+            case CancelPrepare():
+                self._drop_preparation()
             case Spawn():
                 await self._spawn(effect)
             case Record():
@@ -148,8 +170,7 @@ class Effects:
 
     # ------------------------------------------------------------------ effects with a life of their own
     def _prepare(self, order: Prepare) -> None:
-        if self._preparation is not None:
-            self._preparation.cancel()
+        self._drop_preparation()
         self._preparation = asyncio.create_task(
             prepare.prepare(
                 self.world,
@@ -160,6 +181,10 @@ class Effects:
             )
         )
         self._preparation.add_done_callback(_retrieve)
+
+    def _drop_preparation(self) -> None:
+        if self._preparation is not None:
+            self._preparation.cancel()
 
     async def _spawn(self, order: Spawn) -> None:
         if self.run is not None:
@@ -194,13 +219,32 @@ class Effects:
         self._watch_run(run)
 
     def _watch_run(self, run: EngineRun) -> None:
-        probing = Probing(run, self.spec, lambda: self.front.recent(self.world.limits.gate))
+        probing = Probing(
+            run, self._spec_of(run), lambda: self.front.recent(self.world.limits.gate), self._idle_canary
+        )
         self.probing = probing
         run.tasks += [
             asyncio.create_task(self.keep("exit", run.wait, once=True)),
             asyncio.create_task(self.keep("log", run.follow)),
+            asyncio.create_task(run.follow_kernel()),
             asyncio.create_task(self.keep("probes", probing.watch)),
         ]
+
+    def _idle_canary(self) -> float | None:
+        settings = self.world.settings
+        return settings.canary_seconds if settings is not None else None
+
+    def _spec_of(self, run: EngineRun) -> ProbeSpec:
+        """The probes' limits for this plan: what one prefill step may take is what keeps a long prompt
+        on a slow machine from being called a hang."""
+        if self.spec is not None:
+            return self.spec
+        longest = run.plan.get("max_model_len") or _STEP_TOKENS[run.engine == "cuda"]
+        return replace(
+            ProbeSpec(),
+            step_tokens=min(_batched_tokens(run), int(longest)),
+            prefill_rate=_PREFILL_RATE[run.engine == "cuda"],
+        )
 
     async def keep(self, who: str, work: Callable[[], Awaitable[None]], once: bool = False) -> None:
         """Keep `work` going: what raises is noted and tried again, and is nobody's failure but ours."""

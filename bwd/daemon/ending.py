@@ -10,7 +10,7 @@ from bwd.adapters import clock, nvml, process, shm
 from bwd.adapters.front_client import Stats
 from bwd.adapters.probe import Probe
 from bwd.adapters.process import Process
-from bwd.core.events import Cause, Drained, Exited, Kind, Reaped, Stuck
+from bwd.core.events import Cause, Drained, Exited, Kind, Phase, Reaped, Stuck
 from bwd.daemon.engine_run import EngineRun
 
 
@@ -18,7 +18,7 @@ async def drain(run: EngineRun, ask_front: Callable[[], Awaitable[Stats | None]]
     """Wait until front has nothing in flight any more (the gate is closed by now). The lifecycle's
     deadline ends a drain that takes too long."""
     poll = run.world.limits.drain_poll
-    while True:
+    while run.phase() is Phase.DRAINING:  # a reverted edit opens the gate again
         stats = await ask_front()
         idle = stats.in_flight == 0 if stats is not None else await _engine_idle(run)
         if idle:

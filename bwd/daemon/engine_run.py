@@ -13,12 +13,14 @@ from typing import Any
 
 from bwd.adapters import clock, engine_log, process, run_file, shm
 from bwd.adapters.engine_log import Follower
+from bwd.adapters.kernel_log import KernelLog
 from bwd.adapters.process import Child, Process
 from bwd.adapters.run_file import RunRecord
 from bwd.core import log_lines, markers, signatures
 from bwd.core.events import SERVES, STARTS, Cause, Event, Exited, Failed, Kind, Phase, PlanRef, Suspicion
 from bwd.daemon.world import Launch, World
 
+_LOGS_KEPT = 20
 _BATCH = 64
 """Lines that are tested together for holding anything known: most of a busy log holds nothing."""
 _BACKEND = "attention backend"
@@ -99,6 +101,7 @@ class EngineRun:
         paths = self.world.paths
         for pattern in self.launch.plan.stale_files:
             _unlink_all(pattern)
+        engine_log.prune(paths.logs, _LOGS_KEPT)
         self.shm_before = shm.names()
         self.child = process.spawn(
             self.launch.plan.argv, {**self.launch.env(), **_MORE_ENV}, self.run_id, self.log, cwd=paths.state
@@ -142,8 +145,26 @@ class EngineRun:
                     self.take(line)
         return len(lines) > _BATCH
 
-    def take(self, text: str) -> None:
-        line = log_lines.parse(text)
+    async def follow_kernel(self) -> None:
+        """Read the kernel's log beside it: only an engine on GPUs has anything to find there."""
+        if self.engine != "cuda":
+            return
+        try:
+            kernel = KernelLog()
+        except OSError as error:
+            self.world.could("kernel log", f"the kernel log (Xid lines): {error.strerror or error}")
+            return
+        try:
+            while True:
+                for text in kernel.read():
+                    self.take(text, kernel=True)
+                await asyncio.sleep(self.world.limits.log_poll_calm)
+        finally:
+            kernel.close()
+
+    def take(self, text: str, *, kernel: bool = False) -> None:
+        """One line of the engine's output, or of the kernel's log."""
+        line = log_lines.parse(text, kernel=kernel)
         phase = self.phase()
         marker = markers.read(line)
         if marker is not None:
@@ -156,7 +177,9 @@ class EngineRun:
             case None:
                 return
             case Suspicion():
-                self.suspicions.append(event.why)  # the probes weigh it
+                self.suspicions.append(event.why)  # the probes weigh it ...
+                if event.cause is not None:
+                    self.post(event)  # ... and the lifecycle keeps what it names
             case _:
                 self.post(event)
 

@@ -46,7 +46,8 @@ _HOUSE = 5.0
 
 
 class Daemon:
-    """One daemon on one state folder. `policy`, `limits` and `spec` are the times it works with."""
+    """One daemon on one state folder. `policy`, `limits` and `spec` replace the times it works with;
+    without a `spec` the probes' limits follow from each plan."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Daemon:
         self.state = State()
         self.began = clock.monotonic()
         self.front = Doorway(FrontClient(paths.front_socket), self._gate, self.world.limits.gate)
-        self.effects = Effects(self.world, self.front, spec or ProbeSpec(), self._phase, self.status)
+        self.effects = Effects(self.world, self.front, spec, self._phase, self.status)
         self._leaving = False
         self._abandon = asyncio.Event()
         self._ticked = -inf

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bwd.adapters import environments, hostinfo, nvml, preflight, run_file, settings_file, weights
-from bwd.adapters.environments import EngineEnv
+from bwd.adapters.environments import EngineEnv, Step
 from bwd.core import model as models
 from bwd.core.engine_choice import EngineChoice, choose, model_id
 from bwd.core.events import Cause, Kind, PlanRef, Prep, Prepared, PrepareFailed, Preparing
@@ -149,9 +149,22 @@ async def _environment(
             hint=f"run `pixi install -e {choice.engine}`",
         )
     lacking = await environments.engine_ready(env, world.paths)
+    if lacking and choice.engine == "cuda" and not env.own:
+        await _build(world, at)
+        lacking = await environments.engine_ready(env, world.paths)
     if lacking:
         raise Refused(_no_engine(choice.engine, env, lacking))
     return env
+
+
+async def _build(world: World, at: Callable[[Prep], None]) -> None:
+    """vLLM comes with no wheel for these cards: the first start compiles it."""
+    at(Prep.PROVISIONING)
+    try:
+        await environments.build(world.paths, _steps(world, "build"))
+    except ProvisionError as error:
+        hint = "run `./pixiw run build` to see all of it; a changed .env starts it anew"
+        raise Refused(Cause(Kind.BUILD, "BUILD", f"the build failed: {error.message}", hint=hint)) from error
 
 
 def _no_engine(kind: str, env: EngineEnv, lacking: str) -> Cause:
@@ -160,8 +173,6 @@ def _no_engine(kind: str, env: EngineEnv, lacking: str) -> Cause:
             Kind.CONFIG, "ENGINE_PYTHON", lacking, where="ENGINE_PYTHON",
             hint="name a Python that has vLLM, or remove the line",
         )  # fmt: skip
-    if kind == "cuda":
-        return Cause(Kind.BUILD, "NOT_BUILT", lacking, hint="run `bwd build`: it compiles vLLM for your card")
     return Cause(Kind.BUILD, "NOT_INSTALLED", lacking, hint=f"run `pixi install -e {kind}`")
 
 
@@ -280,11 +291,13 @@ def _first(error: ProblemsError, id_: str) -> Cause:
     return Cause(Kind.CONFIG, id_, text, where=where, hint=first.hint)
 
 
-def _steps(world: World, what: str) -> Callable[[str], None]:
-    def show(text: str) -> None:
+def _steps(world: World, what: str) -> Callable[[Step], None]:
+    unit = "targets" if what == "build" else "packages"
+
+    def show(step: Step) -> None:
         world.progress[what] = {
-            "what": what, "done": 0, "total": None, "unit": "steps",
-            "per_second": None, "eta_s": None, "note": text, "files": [],
+            "what": what, "done": step.done, "total": step.total, "unit": unit,
+            "per_second": None, "eta_s": None, "note": step.note, "files": [],
         }  # fmt: skip
 
     return show

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bwd.adapters import clock, compiling, gpu_load, process
@@ -29,6 +29,7 @@ class Probing:
     run: EngineRun
     spec: ProbeSpec
     ask_front: Callable[[], Awaitable[Stats | None]]
+    idle_canary: Callable[[], float | None] = lambda: None  # CANARY_SECONDS, as it stands now
     state: ProbeState | None = None
     verdict: probes.Verdict | None = None
     counters: Counters | None = None
@@ -92,6 +93,8 @@ class Probing:
     async def _sample(self, probe: Probe) -> None:
         assert self.state is not None
         run = self.run
+        if (seconds := self.idle_canary()) is not None:
+            self.spec = replace(self.spec, canary_period=seconds)
         uneasy = self._uneasy()
         now = clock.monotonic()
         stopped, gone = self._processes()

@@ -26,6 +26,7 @@ class Reading:
     change: Change
     problems: tuple[str, ...] = ()
     cause: Cause | None = None
+    notes: tuple[str, ...] = ()  # warnings that the settings in force did not have
 
 
 def look(world: World) -> Reading:
@@ -36,7 +37,9 @@ def look(world: World) -> Reading:
         lines = tuple(problem.line() for problem in error.problems)
         return Reading(None, Change("none", ()), lines, prepare.cause_of(error))
     old = world.settings
-    return Reading(fresh, Change("restart", ()) if old is None else diff(old, fresh))
+    known = set(old.warnings) if old is not None else set()
+    notes = tuple(warning.line() for warning in fresh.warnings if warning not in known)
+    return Reading(fresh, Change("restart", ()) if old is None else diff(old, fresh), notes=notes)
 
 
 def take(world: World, state: State, reading: Reading) -> str:
@@ -52,6 +55,8 @@ def take(world: World, state: State, reading: Reading) -> str:
             world.post(SettingsChanged())
         return "refused"
     world.settings = reading.settings
+    for note in reading.notes:
+        world.record("settings warning", note=note)
     keys = ",".join(reading.change.keys)
     if reading.change.kind == "restart" or rearm or (was_refused and state.phase is Phase.STOPPED):
         world.record("settings changed", keys=keys)
@@ -69,10 +74,10 @@ async def check(world: World, reading: Reading) -> Mapping[str, Any]:
     """What a reload would do, as the API reports it: the change, its keys, and every problem that can
     be seen before an engine is touched."""
     problems = list(reading.problems)
-    notes: list[str] = []
+    notes = list(reading.notes)
     if reading.settings is not None and reading.change.kind == "restart":
         try:
-            notes = await _plan(world, reading.settings)
+            notes = list(dict.fromkeys([*notes, *await _plan(world, reading.settings)]))
         except ProblemsError as error:
             problems += [problem.line() for problem in error.problems]
         except prepare.Refused as refusal:

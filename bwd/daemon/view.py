@@ -71,8 +71,9 @@ def _evidence(state: State, run: EngineRun | None) -> str:
 def _progress(world: World, state: State) -> status.Progress | None:
     if state.prep not in (Prep.PROVISIONING, Prep.FETCHING, Prep.CHECKING) or not world.progress:
         return None
-    wanted = "weights" if state.prep is Prep.FETCHING else "environment"
-    found = world.progress.get(wanted) or next(iter(world.progress.values()))
+    wanted = ("weights",) if state.prep is Prep.FETCHING else ("build", "environment")
+    found = next((world.progress[what] for what in wanted if what in world.progress), None)
+    found = found or next(iter(world.progress.values()))
     files = tuple(status.FileProgress(**entry) for entry in found["files"])
     return status.Progress(**{**found, "files": files})
 

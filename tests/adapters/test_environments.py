@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bwd.adapters import environments
+from bwd.adapters.environments import Step
 from bwd.core.settings import Settings
 from bwd.errors import ProvisionError
 from bwd.paths import Paths
@@ -112,13 +113,22 @@ def test_provisioning_shows_what_the_installer_says_and_fails_with_its_last_line
     folder = tmp_path / "tools"
     folder.mkdir()
     pixi = folder / "pixi"
-    pixi.write_text('#!/bin/sh\necho "$@" > asked\nprintf "one\\rtwo\\nthree: no network\\n"; exit $CODE\n')
+    pixi.write_text(
+        '#!/bin/sh\necho "$@" > asked\nprintf "pixiw: cpu 12/149 34s downloading x\\rtwo\\nthree: no network\\n"; exit $CODE\n'
+    )
     pixi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    said: list[str] = []
+    said: list[Step] = []
     monkeypatch.setenv("CODE", "0")
     asyncio.run(environments.provision("cpu", paths, said.append))
-    assert said == ["installing the cpu environment", "one", "two", "three: no network"]
+    assert [step.note for step in said] == [
+        "installing the cpu environment",
+        "cpu 12/149 34s downloading x",
+        "two",
+        "three: no network",
+    ]
+    assert (said[1].done, said[1].total) == (12, 149)
+    assert said[2].total is None
     assert (paths.root / "asked").read_text().split() == ["install", "--locked", "-e", "cpu"]
     monkeypatch.setenv("CODE", "4")
     with pytest.raises(ProvisionError, match=r"exit code 4\): three: no network"):

@@ -94,7 +94,8 @@ class House:
 
     def write_env(self, *lines: str) -> None:
         base = [f"MODEL={self.model}", "SERVED_MODEL_NAME=fake", "ENGINE=cpu", f"ENGINE_PYTHON={self.python}"]
-        self.env_file.write_text("\n".join([*base, f"PORT={self.port}", "DRAIN_SECONDS=3", *lines]) + "\n")
+        base += [f"PORT={self.port}", "DRAIN_SECONDS=3", "CANARY_SECONDS=5"]
+        self.env_file.write_text("\n".join([*base, *lines]) + "\n")
 
     # ------------------------------------------------------------------ processes
     def environ(self, **more: str) -> dict[str, str]:

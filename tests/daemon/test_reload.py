@@ -63,7 +63,7 @@ def test_a_bad_edit_leaves_the_engine_and_is_shown_with_its_line(house: House) -
     first = house.ready()
     house.write_env("MAX_NUM_SEQS=many", "MAX_NUM_SEKS=3")
     status = house.until(lambda s: len(s["settings"]["problems"]) == 2)
-    assert any("MAX_NUM_SEQS" in line and "env:7" in line for line in status["settings"]["problems"])
+    assert any("MAX_NUM_SEQS" in line and "env:8" in line for line in status["settings"]["problems"])
     assert status["phase"] == "ready"
     house.write_env()
     status = house.until(lambda s: not s["settings"]["problems"])
@@ -124,7 +124,7 @@ def test_settings_that_are_wrong_from_the_start_are_fatal_until_they_are_mended(
     house.write_env("PORT=none")
     house.start()
     status = house.until(lambda s: s["phase"] == "fatal")
-    assert "env:7" in status["cause"]["where"]
+    assert "env:8" in status["cause"]["where"]
     house.write_env()
     house.until(lambda s: s["phase"] == "ready")
 
