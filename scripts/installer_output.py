@@ -35,7 +35,7 @@ _NETWORK = (
 # In the order that decides: a file that does not match its hash is never blamed on the network, and pip
 # reports a dead network as a package without versions, after it has warned of the connection.
 _SIGNS = (
-    ("hash", r"hash mismatch for `?([\w.+=-]+)|do not match the hashes[^\0]*?^\s+([\w.+-]+==[\w.+-]+)"),
+    ("hash", r"hash mismatch for `?([\w.+=-]+)|do not match the hashes[^\0]*?^\s+([\w.+-]+={2,3}[\w.+-]+)"),
     ("disk", r"(no space left on device|disk quota exceeded|os error 28|errno 28|errno 122)"),
     ("network", f"({'|'.join(_NETWORK)})"),
     ("missing", r"(?:there is no version of|no matching distribution found for|because)\s+`?([\w.+=-]+)"),
@@ -46,7 +46,8 @@ def classify(output: str) -> Failure:
     """The kind of an installer's failure, from its whole output."""
     for kind, pattern in _SIGNS:
         if match := re.search(pattern, output, re.MULTILINE | re.IGNORECASE):
-            return Failure(kind, next(group for group in match.groups() if group).strip())
+            detail = next(group for group in match.groups() if group).strip()
+            return Failure(kind, detail.replace("===", "=="))
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.match("error|cause", line, re.IGNORECASE)]
     return Failure("other", (errors or lines or ["no output"])[-1])

@@ -240,8 +240,12 @@ def _locations(text: str, environment: str) -> set[str]:
 
 
 def requirements(wheels: list[Wheel]) -> str:
-    """The rows as a hash-checked requirements file for pip and uv."""
-    return "".join(f"{w.name}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
+    """The rows as a hash-checked requirements file for pip and uv.
+
+    `===`, not `==`: 2.13.0+cpu satisfies `==2.13.0`, and uv would take it out of a find-links folder for the
+    2.13.0 of the lock and then refuse its hash.
+    """
+    return "".join(f"{w.name}==={w.version} --hash=sha256:{w.sha256}\n" for w in wheels)
 
 
 def digest(*parts: bytes) -> str:

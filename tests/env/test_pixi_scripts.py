@@ -26,7 +26,7 @@ UV_HASH = """error: Failed to download `cryptography==50.0.2`
 """
 PIP_HASH = """ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have updated \
 the package versions, please update the hashes. Otherwise, examine the package contents carefully.
-    red-fox==1.0 from file:///links/red_fox-1.0-py3-none-any.whl (from -r requirements.txt (line 2)):
+    red-fox===1.0 from file:///links/red_fox-1.0-py3-none-any.whl (from -r requirements.txt (line 2)):
         Expected sha256 00
              Got        11
 """
@@ -43,7 +43,7 @@ ERROR: No matching distribution found for red-fox==1.0
         (UV_HASH, "hash", "cryptography==50.0.2"),
         (PIP_HASH, "hash", "red-fox==1.0"),
         (PIP_OFFLINE, "network", "NewConnectionError"),
-        ("ERROR: No matching distribution found for red-fox==1.0\n", "missing", "red-fox==1.0"),
+        ("ERROR: No matching distribution found for red-fox===1.0\n", "missing", "red-fox==1.0"),
         ("OSError: [Errno 28] No space left on device\n", "disk", "Errno 28"),
         ("noise\nerror: something odd\nmore noise\n", "other", "error: something odd"),
         ("", "other", "no output"),

@@ -75,6 +75,14 @@ def test_an_environment_is_exactly_the_locks_wheels(stage: Stage, wheels: list[M
     assert stage.versions("red_fox", "blue_jay", environment="dev") == ["1.0", "1.0"]
 
 
+def test_a_local_build_of_the_locks_version_is_not_taken_for_it(stage: Stage, wheels: list[Made]) -> None:
+    """torch 2.13.0+cpu in a find-links folder satisfies ==2.13.0."""
+    make_wheel(stage.links, "red-fox", "1.0+cpu")
+    done = stage.call("install")
+    assert done.returncode == 0, done.stderr
+    assert stage.versions("red_fox") == ["1.0"]
+
+
 def test_progress_lines_can_be_read_by_a_program(stage: Stage, wheels: list[Made]) -> None:
     lines = stage.call("install", "-e", "dev").stdout.splitlines()
     assert lines[0] == "pixiw: dev 0/2 making .venv/dev from pixi.lock"
