@@ -20,6 +20,7 @@ from bwd.core.host import HostFacts
 from bwd.core.model import ModelFacts
 from bwd.core.plan import PlanPaths, ladder, make_plan
 from bwd.core.settings import Settings
+from bwd.daemon import needs
 from bwd.daemon.world import Launch, Model, World
 from bwd.errors import BwdError, PlanError, ProblemsError, ProvisionError, SettingsError, WeightsError
 
@@ -45,6 +46,7 @@ async def prepare(
     try:
         launch = await _prepare(world, generation, rung, own_pids, listening)
         world.launches[launch.ref.digest] = launch
+        world.needs = None
         world.post(Prepared(generation, launch.ref))
     except asyncio.CancelledError:
         raise
@@ -76,6 +78,7 @@ async def _prepare(
         raise Refused(held)
     host = await read_host(world)
     choice = choose(settings.engine, host)
+    world.needs = needs.of(world, settings, choice)
 
     async def fetch(python: str) -> weights.ModelFolder:
         at(Prep.FETCHING)

@@ -113,9 +113,8 @@ def test_provisioning_shows_what_the_installer_says_and_fails_with_its_last_line
     folder = tmp_path / "tools"
     folder.mkdir()
     pixi = folder / "pixi"
-    pixi.write_text(
-        '#!/bin/sh\necho "$@" > asked\nprintf "pixiw: cpu 12/149 34s downloading x\\rtwo\\nthree: no network\\n"; exit $CODE\n'
-    )
+    says = r"pixiw: cpu 12/149 34s downloading x\rtwo\nthree: no network\n"
+    pixi.write_text(f'#!/bin/sh\necho "$@" > asked\nprintf "{says}"; exit $CODE\n')
     pixi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     said: list[Step] = []

@@ -11,7 +11,11 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.daemon.house import RUNNER, House
+
+pytestmark = pytest.mark.e2e
 
 
 def _kill(house: House) -> None:
