@@ -67,6 +67,7 @@ class _Reader:
             lost=lost,
             acs=acs,
             cpu_model=self._cpu_model(),
+            cpu_amx=self._cpu_amx(),
             boot_id=self._text("proc/sys/kernel/random/boot_id") or "",
         )
 
@@ -150,6 +151,13 @@ class _Reader:
             if name.strip() in ("model name", "Model", "cpu model"):
                 return value.strip()
         return ""
+
+    def _cpu_amx(self) -> bool:
+        for line in (self._text("proc/cpuinfo") or "").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "flags":
+                return "amx_tile" in value.split()
+        return False
 
     def _memory(self) -> tuple[int, int]:
         """(total, available) bytes, of the container where one sets a limit."""

@@ -137,6 +137,7 @@ class HostFacts:
     lost: tuple[LostGpu, ...] = ()
     acs: str = ""
     cpu_model: str = ""
+    cpu_amx: bool = False  # amx_tile: Intel's matrix unit, which vLLM's CPU engine uses where it is
     boot_id: str = ""
 
     @property
@@ -158,6 +159,7 @@ class HostFacts:
     def to_dict(self) -> dict[str, Any]:
         return {
             "cpu_model": self.cpu_model,
+            "cpu_amx": self.cpu_amx,
             "cpus_allowed": format_cpus(self.cpus_allowed),
             "cores": [
                 {"cpus": format_cpus(c.cpus), "l3": c.l3, "node": c.node, "package": c.package}

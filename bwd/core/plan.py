@@ -79,6 +79,7 @@ def make_plan(
         )
     else:
         ranks = settings.tensor_parallel_size or 1
+        model = plan_cpu.settle_dtype(draft, settings, host, model)
         most = plan_cpu.length_most(host, model, ranks)
         length = plan_rules.choose_length(draft, settings, model, most)
     gpus = devices.gpus if devices is not None else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bwd.core import plan_extra
 from bwd.core.host import GIB, HostFacts, format_cpus
@@ -16,6 +17,7 @@ _KV_STEP = 64 << 20
 # Never more than this share of the free memory: the engine's processes take 3 GiB beside it.
 _KV_SHARE = 4
 _MAX_NUM_SEQS = 16
+_AMX = "vLLM 0.32.0's attention in bfloat16 answers wrongly there"
 
 
 def kv_bytes(host: HostFacts, model: ModelFacts | None) -> int:
@@ -27,6 +29,28 @@ def kv_bytes(host: HostFacts, model: ModelFacts | None) -> int:
         wanted = max(wanted, one)
     limit = host.memory_available // _KV_SHARE if host.memory_available else wanted
     return max(_KV_STEP, min(wanted, limit) // _KV_STEP * _KV_STEP)
+
+
+def settle_dtype(
+    draft: Draft, settings: Settings, host: HostFacts, model: ModelFacts | None
+) -> ModelFacts | None:
+    """The model in the data type it will run in. With AMX and bfloat16 vLLM 0.32.0 takes an attention
+    kernel that answers wrongly (v1/attention/backends/cpu_attn.py:544, isa "amx"; measured 2026-11-30
+    on a Xeon with amx_bf16: the demo answers in French to an English question, with isa "vec" or in
+    float32 it is right). Quantised layers know no float32, so they get float16."""
+    if not host.cpu_amx or model is None:
+        return model
+    if settings.dtype in ("bfloat16", "bf16"):
+        draft.warn(f"DTYPE={settings.dtype} on a CPU with AMX: {_AMX}")
+        return model
+    if settings.dtype != "auto" or model.dtype != "bfloat16":
+        return model
+    if model.quant_method is not None:
+        draft.flag("--dtype", "float16", f"a CPU with AMX: {_AMX}", "host")
+        return replace(model, dtype="float16")
+    draft.flag("--dtype", "float32", f"a CPU with AMX: {_AMX}", "host")
+    weights = model.weight_bytes * 2 if model.weight_bytes is not None else None
+    return replace(model, dtype="float32", weight_bytes=weights)
 
 
 def length_most(host: HostFacts, model: ModelFacts | None, ranks: int) -> int | None:

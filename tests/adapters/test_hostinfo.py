@@ -292,3 +292,12 @@ def test_nothing_was_asked_is_said_as_such(tmp_path: Path) -> None:
     unasked = read(tmp_path)
     assert unasked.lost[0].why == "NVML: not asked"
     assert unasked.memory_total == 64 * GIB
+
+
+def test_intels_matrix_unit_is_seen(tmp_path: Path) -> None:
+    """vLLM's CPU engine takes another kernel where it is: the plan has to know."""
+    cpuinfo = tmp_path / "proc" / "cpuinfo"
+    cpuinfo.parent.mkdir()
+    for flags, seen in (("fpu avx512_bf16 amx_bf16 amx_tile", True), ("fpu avx512_bf16", False)):
+        cpuinfo.write_text(f"processor : 0\nmodel name : X\nflags : {flags}\n")
+        assert hostinfo.read(tmp_path, nvml=NvmlFacts(), environ={}).cpu_amx is seen

@@ -561,6 +561,17 @@ class TestCpuEngine:
         assert not [name for name in made.env if name.startswith(("NCCL_", "CUDA_"))]
         assert made.served_model_name == "demo"
 
+    def test_bfloat16_is_not_run_on_amx(self) -> None:
+        """Measured: vLLM 0.32.0's AMX attention answers wrongly in bfloat16."""
+        assert flag(make_plan(env(), no_gpu(cpu_amx=True), demo(), WHERE), "--dtype") == "float32"
+        awq = demo(dtype="bfloat16", quant_method="awq")
+        assert flag(make_plan(env(), no_gpu(cpu_amx=True), awq, WHERE), "--dtype") == "float16"
+        for host, model in ((no_gpu(), demo()), (no_gpu(cpu_amx=True), demo(dtype="float16"))):
+            assert "--dtype" not in make_plan(env(), host, model, WHERE).argv
+        asked = make_plan(env("DTYPE=bfloat16\n"), no_gpu(cpu_amx=True), demo(), WHERE)
+        assert flag(asked, "--dtype") == "bfloat16"
+        assert any("answers wrongly" in warning for warning in asked.warnings)
+
     def test_two_ranks_share_the_cpus_and_keep_their_workers(self) -> None:
         made = make_plan(env("TENSOR_PARALLEL_SIZE=2\n"), no_gpu(), demo(), WHERE)
         assert flag(made, "--tensor-parallel-size") == "2"
