@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 
 from bwd.core.exit_codes import ExitCode
 from bwd.paths import Paths
@@ -13,18 +12,18 @@ from bwd.paths import Paths
 
 def run(paths: Paths, *, as_json: bool) -> int:
     """Print the plan that `bwd serve` would launch now. Raises SettingsError and PlanError."""
-    from bwd.adapters import environments, hostinfo, run_file, settings_file
+    from bwd.adapters import environments, hostinfo, nvml, run_file, settings_file, weights
     from bwd.core import model as models
     from bwd.core.engine_choice import choose, model_id
     from bwd.core.plan import PlanPaths, make_plan
     from bwd.core.plan_text import render
 
     settings = settings_file.load(paths, os.environ)
-    host = hostinfo.read()
+    host = hostinfo.read(nvml=nvml.read(), environ=os.environ)
     choice = choose(settings.engine, host)
     env = environments.engine_env(choice.engine, paths, settings)
     named = model_id(settings.model, choice.engine)
-    folder = _model_folder(paths, named)
+    folder = weights.present(paths, named, settings.model_revision)
     facts = None
     if folder is not None and (folder / "config.json").is_file():
         size = sum(p.stat().st_size for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
@@ -61,15 +60,7 @@ def run(paths: Paths, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**plan.to_dict(), "why": choice.why, "model": named, "notes": notes}, indent=2))
         return ExitCode.OK
-    print(f"engine: {choice.engine} ({choice.why})" + (f"; {choice.fixable}" if choice.fixable else ""))
-    print(render(plan))
-    for note in notes:
+    print(render(plan), end="")
+    for note in [*([choice.fixable] if choice.fixable else []), *notes]:
         print(f"bwd: note: {note}", file=sys.stderr)
     return ExitCode.OK
-
-
-def _model_folder(paths: Paths, named: str) -> Path | None:
-    """Where the weights of `named` lie, when they do. None: they have not been fetched."""
-    from bwd.adapters import weights
-
-    return weights.present(paths, named)

@@ -108,10 +108,10 @@ class Case:
             return None
         kind = self.engine_kind
         if not kind:
-            from bwd.adapters import hostinfo
+            from bwd.adapters import hostinfo, nvml
             from bwd.core.engine_choice import choose
 
-            kind = choose(self.settings.engine, hostinfo.read()).engine
+            kind = choose(self.settings.engine, hostinfo.read(nvml=nvml.read(), environ=os.environ)).engine
         return environments.engine_env(kind, self.paths, self.settings)
 
     @cached_property
