@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bwd.build import kernels
-from bwd.build.engine import Engine
+from bwd.build import kernels, wheel
+from bwd.build.engine import Engine, look
 from bwd.core.build import version_of
+from bwd.errors import BwdError
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,23 @@ def inspect(
     if cache is not None:
         findings.append(_kernels(cache))
     return findings
+
+
+def summary(python: Path, environ: Mapping[str, str], cache: Path) -> tuple[Finding, ...]:
+    """What `verify` shows of the vLLM that this Python has. Raises BwdError when it is none of ours."""
+    there = look(python, environ)
+    found = wheel.installed(there.site_packages)
+    if found is None:
+        raise BwdError("vLLM is not installed in the engine's environment", hint="run `./pixiw run build`")
+    version, _, info = found
+    if not info:
+        raise BwdError(
+            f"the vLLM {version} in the engine's environment was not built by bwd",
+            hint="that is fine with ENGINE_PYTHON; else run `./pixiw run build`",
+        )
+    archs = info.get("archs")
+    names = tuple(map(str, archs)) if isinstance(archs, list) else ()
+    return tuple(inspect(there, names, str(info.get("kind")), environ, cache))
 
 
 def _version(site_packages: Path, archs: Sequence[str], kind: str) -> Finding:

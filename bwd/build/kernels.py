@@ -72,7 +72,7 @@ def build(
             errors.append(str(said["error"]))
         else:
             found.append(Module(str(said["name"]), Path(said["path"]), int(said["bytes"])))
-            say(f"compiled {said['done']} of {said['total']} modules of FlashInfer: {said['name']}")
+            say(f"compiled {said['done']}/{said['total']} modules of FlashInfer: {said['name']}")
 
     cache.mkdir(parents=True, exist_ok=True)
     command = [str(engine.python), "-m", "bwd.children.kernels"]

@@ -96,8 +96,10 @@ def _end(child: subprocess.Popen[str]) -> tuple[int, float, int]:
     Ctrl-C does not get in between."""
     with _deaf():
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 60.0)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, number)
+            # one by one: ninja gives each of its commands a process group of its own
+            for pid, _, _ in _members(child.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
             if _gone(child.pid, patience):
                 break
         return _reap(child)

@@ -200,7 +200,7 @@ def _download(url: str, part: Path, source: Source, say: Say, waits: Sequence[fl
                     out.write(chunk)
                     if time.monotonic() - said > 2:
                         said = time.monotonic()
-                        mb = f"{out.tell() / 1e6:.0f} of {source.size / 1e6:.0f} MB"
+                        mb = f"{out.tell() / 1e6:.0f}/{source.size / 1e6:.0f} MB"
                         say(f"fetching {source.filename}: {mb}")
         except urllib.error.HTTPError as error:
             error.close()

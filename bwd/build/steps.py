@@ -110,6 +110,7 @@ def key_parts(spec: Spec, pins: sources.Pins, kit: toolkit.Toolkit | None) -> di
         "source": pins.sdist.sha256 if spec.kind == "source" else pins.wheel.sha256,
         "patches": patches.series_sha256(spec.patches),
         "triton_kernels": pins.triton_kernels_sha256,
+        "components": " ".join(compiler.COMPONENTS),
     }
     if kit is not None:
         parts |= {
@@ -274,7 +275,7 @@ def _cutlass_library(spec: Spec, pins: sources.Pins, indexes: Sequence[str], say
 def _from_wheel(
     spec: Spec, pins: sources.Pins, indexes: Sequence[str], environ: Mapping[str, str], say: Say
 ) -> Path:
-    """Upstream's published wheel without its flash-attn libraries, with the Python half of the patches."""
+    """Upstream's published wheel without what our build leaves out, with the Python half of the patches."""
     import zipfile
 
     archive = sources.fetch(pins.wheel, spec.state / "sources", indexes, say, spec.offline)
@@ -282,17 +283,29 @@ def _from_wheel(
     shutil.rmtree(made, ignore_errors=True)
     say("unpacking upstream's wheel")
     with zipfile.ZipFile(archive) as packed:
-        packed.extractall(made, [n for n in packed.namelist() if not _left_out(n)])
+        packed.extractall(made, [n for n in packed.namelist() if not left_out(n)])
     patches.apply(spec.patches, made, environ, only="vllm/")
     (made / "vllm" / "_version.py").write_text(wheel.version_module(version_of(spec.archs, "wheel")))
     return made
 
 
-def _left_out(name: str) -> bool:
-    """flash-attn, in each of its forms."""
-    return name.startswith("vllm/vllm_flash_attn/") and not name.endswith(
-        ("vllm_flash_attn/__init__.py", "vllm_flash_attn/flash_attn_interface.py")
-    )
+_EXTERNAL = ("deep_gemm", "fmha_sm100", "tml_fa4")
+
+
+def left_out(name: str) -> bool:
+    """Whether a member of upstream's wheel is something that our build does not have either: flash-attn in
+    each of its forms, the external kernel projects, the Rust front end. Both kinds of build then hold the
+    same files and fail and work alike."""
+    parts = name.split("/")
+    if parts[0] != "vllm":
+        return False
+    if parts[1] == "vllm_flash_attn":
+        return name.removeprefix("vllm/vllm_flash_attn/") not in ("__init__.py", "flash_attn_interface.py")
+    if parts[1] == "third_party" and parts[2] in _EXTERNAL:
+        return True
+    if parts[-1].endswith(".so"):
+        return parts[-1].split(".")[0] not in compiler.COMPONENTS
+    return name == "vllm/vllm-rs"
 
 
 def _requires(tree: Path) -> tuple[str, ...]:

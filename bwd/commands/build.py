@@ -71,17 +71,17 @@ def run(args: argparse.Namespace) -> int:
             "the cuda environment is not installed",
             hint="run `./pixiw run build` (it installs it), or set ENGINE_PYTHON",
         )
+    if args.check:
+        return _report(args, env, paths)
     around = env.apply(os.environ)
     found = engine.look(env.python, around)
-    if args.check:
-        return _report(args, found, around, paths)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     if warning := engine.check_torch(found, env.own, paths.root):
         say(f"note: {warning}")
     spec = _spec(args, paths, settings, found)
     if args.kernels is not None:
-        _kernels(args.kernels, spec, paths, settings, say)
+        _kernels(args.kernels, spec, paths, settings, around, say)
         return ExitCode.OK
     if not args.no_install:
         wheel.check_writable(found.site_packages)
@@ -95,19 +95,25 @@ def run(args: argparse.Namespace) -> int:
         return _print_kept(args, kept)
     wheel.install(kept.wheel, found.site_packages)
     say(f"installed vLLM {kept.info.get('vllm')} into the {'own' if env.own else 'cuda'} environment")
-    _kernels("", spec, paths, settings, say, needed=False)
-    return _report(args, found, around, paths)
+    _kernels("", spec, paths, settings, around, say, needed=False)
+    return _report(args, env, paths)
 
 
 def _kernels(
-    config: str, spec: steps.Spec, paths: Paths, settings: Settings, say: _Screen, needed: bool = True
+    config: str,
+    spec: steps.Spec,
+    paths: Paths,
+    settings: Settings,
+    around: Mapping[str, str],
+    say: _Screen,
+    needed: bool = True,
 ) -> None:
     """FlashInfer's kernels for the model of the settings, or of the file `config`. Where they are not
     `needed` now, what is in the way is said and nothing fails: the engine would compile them itself."""
     try:
         with steps.only_one(spec.state):
-            kit = toolkit.make(spec.engine.torch_root, paths.toolkit, os.environ)
-            toolkit.make_driver_stub(kit, os.environ)
+            kit = toolkit.make(spec.engine.torch_root, paths.toolkit, around)
+            toolkit.make_driver_stub(kit, around)
         # asked anew: CUDA_HOME is the toolkit's from now on
         env = environments.engine_env("cuda", paths, settings)
         assert env is not None
@@ -116,10 +122,10 @@ def _kernels(
             say(f"note: FlashInfer's attention is not compiled ahead: {found.lacking}")
         if found.kernels:
             archs = model_kernels.card_archs(nvml.read()) or spec.archs
-            around = kernels.environment(
+            inside = kernels.environment(
                 env.apply(os.environ), paths.cache, paths.root, archs, spec.jobs.count
             )
-            kernels.build(found.kernels, spec.engine, around, paths.cache, spec.log, say)
+            kernels.build(found.kernels, spec.engine, inside, paths.cache, spec.log, say)
     except BwdError as error:
         if needed:
             raise
@@ -206,22 +212,15 @@ def _clean(paths: Paths, env: environments.EngineEnv | None, say: _Screen) -> in
     return ExitCode.OK
 
 
-def _report(args: argparse.Namespace, there: engine.Engine, around: Mapping[str, str], paths: Paths) -> int:
-    found = wheel.installed(there.site_packages)
-    if found is None:
-        raise BwdError("vLLM is not installed in the engine's environment", hint="run `./pixiw run build`")
-    _, _, info = found
-    if not info:
-        raise BwdError(
-            f"the vLLM {found[0]} in the engine's environment was not built by bwd",
-            hint="that is fine with ENGINE_PYTHON; else run `./pixiw run build`",
-        )
-    archs = tuple(map(str, info.get("archs", [])))  # type: ignore[call-overload]
-    findings = inspect.inspect(there, archs, str(info["kind"]), around, paths.cache)
+def _report(args: argparse.Namespace, env: environments.EngineEnv, paths: Paths) -> int:
+    around = env.apply(os.environ)
+    findings = inspect.summary(env.python, around, paths.cache)
     failed = any(f.ok is False for f in findings)
     if args.json:
+        installed = wheel.installed(engine.look(env.python, around).site_packages)
         checks = [{"name": f.name, "ok": f.ok, "evidence": f.evidence} for f in findings]
-        print(json.dumps({"schema": 1, "build": dict(info), "checks": checks}, indent=2))
+        build = dict(installed[2]) if installed is not None else {}
+        print(json.dumps({"schema": 1, "build": build, "checks": checks}, indent=2))
     else:
         wide = max(len(f.name) for f in findings)
         for f in findings:

@@ -125,11 +125,11 @@ def ninja_step(line: str) -> NinjaStep | None:
 
 
 def progress_line(step: NinjaStep, elapsed: float) -> str:
-    """`built 12 of 114 (6.1 a minute, about 17 min left): csrc/topk.cu`; `elapsed` in seconds. ninja counts
+    """`built 12/114 (6.1 a minute, about 17 min left): csrc/topk.cu`; `elapsed` in seconds. ninja counts
     what is left to do: after an interruption the total is smaller."""
     rate = max(step.done, 1) / max(elapsed, 1e-9) * 60
     left = (step.total - step.done) / rate if rate else 0.0
-    return f"built {step.done} of {step.total} ({rate:.1f} a minute, about {left:.0f} min left): {step.name}"
+    return f"built {step.done}/{step.total} ({rate:.1f} a minute, about {left:.0f} min left): {step.name}"
 
 
 # ------------------------------------------------------------------ failures

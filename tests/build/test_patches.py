@@ -10,26 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from bwd.build import patches, sources
+from bwd.build import patches
 from bwd.errors import BwdError
-
-ROOT = Path(__file__).parents[2]
-SERIES = patches.series(ROOT / "patches" / "vllm-0.32.0")
+from tests.build.conftest import SERIES, unpack
 
 
 @pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the series touches, as the pinned sdist has them. The sdist (45 MB) is kept in the
-    state folder of the checkout between runs."""
-    pins = sources.read_pins(ROOT / "patches" / "sources.json")
-    kept = ROOT / "var" / "build" / "sources"
-    archive = sources.fetch(pins.sdist, kept, sources.index_urls(ROOT, os.environ), print)
-    folder = tmp_path_factory.mktemp("sdist")
-    wanted = [f"vllm-0.32.0/{path}" for patch in SERIES for path in patches.touched(patch)]
-    subprocess.run(
-        ["tar", "-xzf", str(archive), "-C", str(folder), "--no-same-owner", *sorted(set(wanted))], check=True
-    )
-    return folder / "vllm-0.32.0"
+def pristine(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the series touches, as the pinned sdist has them."""
+    wanted = [path for patch in SERIES for path in patches.touched(patch)]
+    return unpack(sdist, tmp_path_factory.mktemp("sdist"), wanted)
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_a_line_of_ninja_is_read_as_a_step(line: str, step: NinjaStep | None) ->
 
 def test_progress_says_how_far_how_fast_and_how_long() -> None:
     line = build.progress_line(NinjaStep(12, 114, "csrc/topk.cu"), 120.0)
-    assert line == "built 12 of 114 (6.0 a minute, about 17 min left): csrc/topk.cu"
+    assert line == "built 12/114 (6.0 a minute, about 17 min left): csrc/topk.cu"
 
 
 FAILURES = [
