@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bwd.adapters import clock, process, run_file
+from bwd.adapters import clock, process, run_file, shm
 from bwd.adapters.engine_log import Follower
 from bwd.adapters.process import Child, Process
 from bwd.adapters.run_file import RunRecord
@@ -84,12 +84,27 @@ def leftovers(world: World, adopted: str) -> dict[str, tuple[Process, ...]]:
 async def clear(world: World, adopted: str = "") -> None:
     """End what earlier runs left, and wait until it is gone."""
     found = await asyncio.to_thread(leftovers, world, adopted)
-    if not found:
-        return
+    names = await asyncio.to_thread(_shm_names, world, adopted, found)
     for run_id, members in found.items():
         world.record("clearing an orphan", run=run_id, processes=len(members))
         process.send(members, signal.SIGKILL)
-    gone = await process.gone(
-        lambda: [m for members in leftovers(world, adopted).values() for m in members], world.policy.kill_wait
-    )
-    world.could("orphans", "" if gone else "processes of an earlier run do not end on SIGKILL")
+    if found:
+        gone = await process.gone(
+            lambda: [m for members in leftovers(world, adopted).values() for m in members],
+            world.policy.kill_wait,
+        )
+        world.could("orphans", "" if gone else "processes of an earlier run do not end on SIGKILL")
+    if removed := await asyncio.to_thread(shm.remove, names):
+        world.record("removed shared memory", names=len(removed))
+
+
+def _shm_names(world: World, adopted: str, found: Mapping[str, tuple[Process, ...]]) -> frozenset[str]:
+    """The names in /dev/shm of earlier runs: what their processes hold, and what the record of the last
+    one says, which may have ended while no bwd was there."""
+    names = shm.held([member.pid for members in found.values() for member in members])
+    record = run_file.read(world.paths.run_file)
+    if record is None or record.boot_id != run_file.boot_id():
+        return names
+    if record.run_id == adopted:
+        return names - frozenset(record.shm_seen)
+    return (names | frozenset(record.shm_seen)) - frozenset(record.shm_before)

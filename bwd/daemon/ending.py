@@ -80,7 +80,7 @@ async def reap(run: EngineRun) -> None:
     world = run.world
     begun = clock.monotonic()
     first = True
-    while members := await asyncio.to_thread(run.members):
+    while members := await asyncio.to_thread(run.scan):
         if first and not run.asked_to_end:
             # The API server is gone: its workers notice by themselves within a second or two and
             # clean up better than a KILL does
@@ -92,7 +92,7 @@ async def reap(run: EngineRun) -> None:
             run.post(Stuck(run.number, _in_driver(run, stuck)))
             return
     world.paths.engine_socket.unlink(missing_ok=True)
-    removed = await asyncio.to_thread(shm.remove, run.shm_before, run.shm_seen)
+    removed = await asyncio.to_thread(shm.remove, run.shm_seen)
     if removed:
         world.record("removed shared memory", run=run.run_id, names=len(removed))
     holders = await _vram(run)

@@ -195,7 +195,9 @@ class Probing:
     async def _look(self, *, probe_all: bool) -> None:
         """A full look at the process table now and then; at every sample when something is off."""
         now = clock.monotonic()
-        if not probe_all and now - self._scanned < self.run.world.limits.scan:
+        limits = self.run.world.limits
+        every = limits.scan_start if self.run.phase() in STARTS else limits.scan
+        if not probe_all and now - self._scanned < every:
             return
         self._scanned = now
         try:

@@ -32,6 +32,7 @@ class Limits:
     sample_idle: float = 3.0  # ... with none
     startup_canary: float = 30.0  # the first token may compile
     scan: float = 10.0  # between two full looks at the process table
+    scan_start: float = 2.0  # ... while an engine starts: its names in /dev/shm are learned here
     snapshot: float = 3.0  # for everything of a snapshot together
     stacks: float = 1.0  # given to the engine to write its stacks
     vram_wait: float = 60.0  # for the GPUs to let go of a dead run's memory (design.md, Constants)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -9,25 +10,25 @@ from pathlib import Path
 from bwd.adapters import shm
 
 
-def test_names_of_a_run_go_when_nobody_holds_them(tmp_path: Path) -> None:
-    (tmp_path / "psm_old").write_bytes(b"x")
-    before = shm.names(tmp_path)
-    for name in ("psm_new", "vllm_dist_1", "somebodys_database", "seen_in_use"):
+def test_the_names_that_a_run_was_seen_to_hold_go_and_no_others(tmp_path: Path) -> None:
+    for name in ("psm_mine", "seen_in_use", "psm_strangers", "vllm_dist_strangers", "somebodys_database"):
         (tmp_path / name).write_bytes(b"x")
-    removed = shm.remove(before, frozenset({"seen_in_use"}), tmp_path)
-    assert removed == ("psm_new", "seen_in_use", "vllm_dist_1")
-    assert {p.name for p in tmp_path.iterdir()} == {"psm_old", "somebodys_database"}
+    removed = shm.remove(frozenset({"psm_mine", "seen_in_use", "gone_by_now"}), tmp_path)
+    assert removed == ("psm_mine", "seen_in_use")
+    left = {p.name for p in tmp_path.iterdir()}
+    assert left == {"psm_strangers", "vllm_dist_strangers", "somebodys_database"}
 
 
 def test_a_name_that_a_living_process_maps_stays(tmp_path: Path) -> None:
     path = tmp_path / "psm_mapped"
     path.write_bytes(b"x" * 4096)
+    seen = frozenset({"psm_mapped"})
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
     assert "psm_mapped" in shm.held(folder=tmp_path)
-    assert shm.remove(frozenset(), frozenset(), tmp_path) == ()
+    assert shm.remove(seen, tmp_path) == ()
     mapped.close()
-    assert shm.remove(frozenset(), frozenset(), tmp_path) == ("psm_mapped",)
+    assert shm.remove(seen, tmp_path) == ("psm_mapped",)
 
 
 def test_a_name_that_another_process_holds_open_stays(tmp_path: Path) -> None:
@@ -39,11 +40,23 @@ def test_a_name_that_another_process_holds_open_stays(tmp_path: Path) -> None:
         assert holder.stdout is not None
         holder.stdout.readline()
         assert shm.held([holder.pid], tmp_path) == {"nccl-1"}
-        assert shm.remove(frozenset(), frozenset(), tmp_path) == ()
+        assert shm.remove(frozenset({"nccl-1"}), tmp_path) == ()
     finally:
         holder.kill()
         holder.wait()
         holder.stdout.close()
+
+
+def test_a_semaphore_is_held_though_its_name_stands_in_no_map() -> None:
+    """glibc links a mapped scratch file to the name: the map shows "sem.XXXXXX (deleted)"."""
+    before = shm.names()
+    semaphore = multiprocessing.get_context("spawn").Semaphore(1)
+    mine = shm.held([os.getpid()])
+    fresh = {name for name in shm.names() - before if name in mine}
+    assert any(name.startswith("sem.mp-") for name in fresh)
+    assert shm.remove(frozenset(fresh)) == ()
+    assert fresh <= shm.names()
+    del semaphore
 
 
 def test_a_missing_folder_has_no_names(tmp_path: Path) -> None:

@@ -89,6 +89,21 @@ def test_an_engine_that_died_with_bwd_away_leaves_no_orphan(house: House) -> Non
     assert "clearing an orphan" in house.history()
 
 
+def test_shared_memory_of_a_run_that_died_with_bwd_away_is_removed(house: House) -> None:
+    name = f"psm_{house.folder.name}"
+    house.play({"after": [{"shm": name}]}, {})
+    house.start()
+    first = house.ready()
+    record = house.state / "run.json"
+    house.until(lambda _: name in record.read_text())
+    _kill(house)
+    os.kill(first["run"]["pid"], signal.SIGKILL)
+    assert Path("/dev/shm", name).exists()
+    house.start()
+    house.ready()
+    assert not Path("/dev/shm", name).exists()
+
+
 def test_an_adopted_engine_that_ends_by_itself_is_a_failure(house: House) -> None:
     house.start()
     first = house.ready()

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +126,22 @@ def test_a_stop_ends_an_engine_that_ignores_term_and_a_grandchild_that_left_the_
     assert len(house.engine_processes()) == 3
     assert house.stop(30) == 0
     assert not house.engine_processes()
+
+
+def test_shared_memory_of_a_killed_run_goes_and_that_of_a_stranger_stays(house: House) -> None:
+    mine, strangers = (Path("/dev/shm", f"psm_{house.folder.name}_{who}") for who in ("mine", "stranger"))
+    house.play({"after": [{"shm": mine.name}]}, {})
+    house.start()
+    first = house.ready()
+    strangers.write_bytes(b"held by nobody who can be seen, as in another container")
+    try:
+        house.until(lambda _: mine.name in (house.state / "run.json").read_text())
+        os.kill(first["run"]["pid"], signal.SIGKILL)
+        house.ready(2)
+        assert not mine.exists()
+        assert strangers.exists()
+    finally:
+        strangers.unlink()
 
 
 def test_a_start_that_stands_still_is_ended_by_its_deadline(house: House) -> None:

@@ -22,13 +22,14 @@ this run: {"runs": [script of the first start, of the second, ...]}; the last st
 A step is {"log": TEXT} (a line of the API server), {"raw": TEXT} (as it stands), {"sleep": SECONDS},
 {"exit": CODE}, {"grandchild": SECONDS} (a child that leaves the session and sleeps),
 {"child": SECONDS} (a child in the session named like a worker), {"silent": true} (wait for ever),
-{"flood": LINES}, {"kill": "self"}.
+{"flood": LINES}, {"kill": "self"}, {"shm": NAME} (a name in /dev/shm, mapped and never unlinked).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -89,6 +90,12 @@ def line(step: dict[str, Any]) -> str:
     )
 
 
+def _share(name: str) -> mmap.mmap:
+    with open(f"/dev/shm/{name}", "w+b") as file:
+        file.truncate(4096)
+        return mmap.mmap(file.fileno(), 4096)
+
+
 class Engine:
     def __init__(self, play: dict[str, Any]) -> None:
         self.play = play
@@ -99,6 +106,7 @@ class Engine:
         self.finished = 0
         self.model = play.get("model") or flag("--served-model-name", "fake")
         self.dead = bool(play.get("dead"))
+        self.mapped: list[mmap.mmap] = []
         # vLLM's gauges are written by the scheduler's step: in a hang they stand still too
         self.frozen: tuple[int, int] | None = None
 
@@ -137,6 +145,8 @@ class Engine:
                 for _ in range(step["flood"]):
                     sys.stdout.write(text)
                 sys.stdout.flush()
+            elif "shm" in step:
+                self.mapped.append(_share(step["shm"]))
             elif "kill" in step:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif "dead" in step:
