@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from bwd.core import affinity, plan_cpu, plan_cuda, plan_devices, plan_extra, plan_memory, plan_rules
@@ -23,6 +22,11 @@ ENTRY_POINT = "vllm.entrypoints.openai.api_server"
 RING_INTERVAL_S = 5
 # vLLM ends itself after this long in one step; longer than any prefill of 32,768 tokens on these cards.
 EXECUTE_TIMEOUT_S = 180
+
+# What vLLM waits for its requests after SIGTERM. Front has drained before, so that there are none but
+# those that outlived DRAIN_SECONDS; less than Policy.grace, after which bwd kills. A constant, because
+# DRAIN_SECONDS is applied while the engine runs and must not make another plan.
+SHUTDOWN_TIMEOUT_S = 5
 
 # Taken out of the inherited environment. What the engine gets is what the plan says: a stray variable
 # of a shell must not change an engine that supervisord started from another one.
@@ -146,9 +150,8 @@ def _common_flags(draft: Draft, settings: Settings, where: PlanPaths, engine: st
     draft.flag("--uds", where.uds, "front owns the port; the engine listens on a private socket")
     draft.flag(
         "--shutdown-timeout",
-        str(math.ceil(settings.drain_seconds)),
-        "vLLM's default aborts what is in flight, and streams then hang",
-        origin_of(settings, "DRAIN_SECONDS"),
+        str(SHUTDOWN_TIMEOUT_S),
+        "front has drained before; vLLM's default of 0 aborts what is left, and streams then hang",
     )
     draft.flag(
         "--disable-access-log-for-endpoints",

@@ -11,6 +11,8 @@ from typing import Any
 from bwd.core.host import format_cpus
 
 HIDDEN = "***"
+# Jobs of a compile at the start: another number makes no other engine (MAX_JOBS is applied live).
+_NOT_OF_THE_ENGINE = frozenset({"MAX_JOBS"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,11 @@ class LaunchPlan:
     @property
     def digest(self) -> str:
         """sha256 over argv, environment, scrubbed names and CPUs: equal plans launch the same engine."""
-        env = {name: HIDDEN if name in self.secrets_hidden else value for name, value in self.env.items()}
+        env = {
+            name: _mark(value) if name in self.secrets_hidden else value
+            for name, value in self.env.items()
+            if name not in _NOT_OF_THE_ENGINE
+        }
         whole = [list(self.argv), sorted(env.items()), sorted(self.scrub), self.cpus]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
 
@@ -120,6 +126,12 @@ class LaunchPlan:
             "warnings": list(self.warnings),
             "digest": self.digest,
         }
+
+
+def _mark(secret: str) -> str:
+    """16 bits that tell a changed secret from the old one, and give nothing of it away: the digest is
+    shown in the status, and whoever knows the rest could otherwise try passwords against it."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()[:4]
 
 
 @dataclass(frozen=True, slots=True)

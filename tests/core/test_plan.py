@@ -9,6 +9,8 @@ import pytest
 
 from bwd.core.engine_choice import choose
 from bwd.core.host import GIB, GpuProcess, HostFacts, LostGpu
+from bwd.core.keys import KEYS
+from bwd.core.lifecycle import Policy
 from bwd.core.plan import P2pVerdict, ladder, make_plan
 from bwd.core.plan_text import render
 from bwd.errors import PlanError
@@ -417,12 +419,12 @@ class TestEnvironment:
         assert "hf_aBc" not in shown
         assert "sk-3f9a" not in shown
 
-    def test_a_secret_in_extra_env_is_hidden_and_not_part_of_the_digest(self) -> None:
+    def test_a_secret_in_extra_env_is_hidden_and_another_one_is_another_plan(self) -> None:
         one = plan("EXTRA_ENV=LMCACHE_TOKEN=abcdef123\n")
         other = plan("EXTRA_ENV=LMCACHE_TOKEN=zzzzzz999\n")
         assert one.env["LMCACHE_TOKEN"] == "abcdef123"
         assert "abcdef123" not in render(one) + json.dumps(one.to_dict())
-        assert one.digest == other.digest
+        assert one.digest != other.digest  # an edit of it has to reach the engine
 
     def test_the_digest_is_that_of_the_launch(self) -> None:
         assert plan().digest == plan("DRAIN_SECONDS=30\n# a comment\n").digest
@@ -454,8 +456,17 @@ class TestFlags:
         assert plan().served_model_name == "casperhansen/deepseek-r1-distill-qwen-32b-awq"
         assert plan("SERVED_MODEL_NAME=r1\n").served_model_name == "r1"
 
-    def test_drain_seconds_are_whole_for_vllm(self) -> None:
-        assert flag(plan("DRAIN_SECONDS=2.5\n"), "--shutdown-timeout") == "3"
+    def test_keys_that_are_applied_live_make_no_other_plan(self) -> None:
+        live = (
+            "DRAIN_SECONDS=77\nHOLD_SECONDS=3\nCANARY_SECONDS=9\nPORT=9000\nHOST=127.0.0.2\nAPI_KEY=sk-1\n"
+            "MAX_JOBS=3\nHF_TOKEN=hf_aBcDeFgHiJkLmNoPqRsTuVwXyZ\nHF_ENDPOINT=https://mirror.example\nHF_HOME=/h\n"
+        )
+        named = {line.partition("=")[0] for line in live.split()}
+        assert named == {key.name for key in KEYS.values() if key.change == "live"}
+        assert plan(live).digest == plan().digest
+
+    def test_vllm_waits_less_than_bwd_before_the_kill(self) -> None:
+        assert int(flag(plan("DRAIN_SECONDS=600\n"), "--shutdown-timeout") or 99) < Policy().grace
 
     def test_affinity_goes_through_taskset(self) -> None:
         made = plan("CPU_AFFINITY=1-5,25-29\n")
