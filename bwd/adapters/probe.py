@@ -103,6 +103,10 @@ class Probe:
         answer, _ = await self._ask("GET", "/health", timeout)
         return answer
 
+    def refused(self) -> bool:
+        """Whether nobody listens on the socket, or there is none. A full queue is a listener."""
+        return _connect(self._socket) in _NOBODY
+
     async def canary(self, model: str, timeout: float) -> Answer:
         """One token from `model`."""
         if full := _queue_is_full(self._socket):
@@ -161,10 +165,15 @@ def _queue_is_full(path: Path) -> str:
     """Why a connection would not be taken now, "" when it would. A full accept queue of a unix socket is
     EAGAIN, which asyncio takes for a connection under way: its first write then fails as if the engine
     had hung up, so a saturated engine would look like a broken one."""
+    number = _connect(path)
+    return f"cannot connect: {os.strerror(number)}" if number in _NO_ROOM else ""
+
+
+def _connect(path: Path) -> int:
+    """The errno of a connection to the socket, 0 when it was taken."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
         trial.setblocking(False)
-        number = trial.connect_ex(str(path))
-    return f"cannot connect: {os.strerror(number)}" if number in _NO_ROOM else ""
+        return trial.connect_ex(str(path))
 
 
 def _no_room(error: BaseException | None) -> bool:

@@ -166,6 +166,19 @@ def check(folder: Path, settings: Settings) -> None:
             path = Path(base) / name
             with contextlib.suppress(OSError):
                 sizes[str(path.relative_to(folder))] = path.stat().st_size
+    if not model_files.without_weights(settings.extra_vllm_args):
+        _check_weights(folder, sizes, bad)
+    quarrel = model_files.quantisation_problem(config, settings.quantization, settings.extra_vllm_args)
+    if quarrel:
+        said = settings.origins.get("QUANTIZATION")
+        raise WeightsError(
+            quarrel, where=said.where if said else where, hint="remove it: config.json tells vLLM the method"
+        )
+    if not any(name in sizes for name in _TOKENIZERS):
+        raise bad(f"{folder} has no tokenizer", f"it needs one of {', '.join(_TOKENIZERS)}")
+
+
+def _check_weights(folder: Path, sizes: Mapping[str, int], bad: Callable[[str, str], WeightsError]) -> None:
     whole = read_manifest(folder)
     problems = list(manifest.missing(whole, sizes)) if whole else []
     weights = sorted(p for p in sizes if p.endswith((".safetensors", ".bin", ".pt", ".gguf")))
@@ -185,14 +198,6 @@ def check(folder: Path, settings: Settings) -> None:
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise bad(f"{folder}: {'; '.join(problems[:3])}{more}", "fetch or copy the files again")
-    quarrel = model_files.quantisation_problem(config, settings.quantization, settings.extra_vllm_args)
-    if quarrel:
-        said = settings.origins.get("QUANTIZATION")
-        raise WeightsError(
-            quarrel, where=said.where if said else where, hint="remove it: config.json tells vLLM the method"
-        )
-    if not any(name in sizes for name in _TOKENIZERS):
-        raise bad(f"{folder} has no tokenizer", f"it needs one of {', '.join(_TOKENIZERS)}")
 
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model")

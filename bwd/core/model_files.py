@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from bwd.core.manifest import named
@@ -67,6 +68,12 @@ def header_problems(headers: Mapping[str, Header], sizes: Mapping[str, int]) -> 
         for path, head in sorted(headers.items())
         if sizes.get(path) != head.size
     ]
+
+
+def without_weights(extra_args: Sequence[str]) -> bool:
+    """Whether EXTRA_VLLM_ARGS has --load-format dummy: vLLM makes the weights up and reads none."""
+    words = [word for argument in extra_args for word in argument.split("=", 1)]
+    return any(pair == ("--load-format", "dummy") for pair in pairwise(words))
 
 
 def quantisation_problem(

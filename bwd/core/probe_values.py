@@ -57,6 +57,7 @@ class Sample:
     computing        evidence that the devices really compute (power near its limit on a GPU, CPU time
                      of a worker on a CPU), "" when not or not known
     suspicions       texts of SUSPECT lines since the last sample
+    refused          nobody listens on the engine's socket (its queue being full is another matter)
     health           HTTP status of /health; None: no answer
     asleep           seconds that the machine was suspended since the last sample (boot time less
                      monotonic time)
@@ -72,6 +73,7 @@ class Sample:
     compiling: str = ""
     computing: str = ""
     suspicions: tuple[str, ...] = ()
+    refused: bool = False
     health: int | None = None
     asleep: float = 0.0
     could_not: tuple[str, ...] = ()
@@ -87,7 +89,9 @@ class ProbeSpec:
     suspect_interval: float = 1.0
     window: float = 10.0
     longest_window: float = 300.0  # vLLM ends a step itself then: VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-    stopped_window: float = 14.0  # a stopped or dead process needs no longer, whatever W is: issue 3, 20 s
+    # A stopped or dead process needs no longer, whatever W is: with the snapshot, the kill and the backoff
+    # of 5 s the next engine has to be on its way 20 s after the stall began.
+    stopped_window: float = 10.0
     step_factor: float = 3.0
     canary_period: float = 30.0
     canary_timeout: float = 10.0

@@ -223,7 +223,12 @@ def _judge(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec) -> Ve
     if halted and still >= min(limit, spec.stopped_window) and (state.counted or state.failures):
         return Hung(_hung(state, sample, now, _names(halted, sample)))
     if state.failures and _long_enough(state, sample, now, spec):
-        return Hung(_hung(state, sample, now, f"the canary failed {_times(state.failures)}"))
+        sign = (
+            "nobody listens on its socket"
+            if sample.refused
+            else f"the canary failed {_times(state.failures)}"
+        )
+        return Hung(_hung(state, sample, now, sign))
     if state.stopped_since:
         return Suspected(_names([process for process, _ in state.stopped_since], sample))
     if state.failures:
@@ -241,6 +246,8 @@ def _long_enough(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec)
     """Whether failed canaries make a hang by now. The devices' real work excuses a long step, up to the
     time at which vLLM gives it up itself; without counters more evidence is asked for."""
     still = stalled(state, now)
+    if sample.refused:
+        return still >= spec.window  # no step, however long, closes the socket
     if now - state.computed < spec.window and still < spec.compute_limit:
         return False
     if sample.counters is not None and sample.counters.usable:

@@ -164,6 +164,7 @@ def _sample(fields: Mapping[str, Any], said: tuple[str, ...]) -> Sample:
         compiling=fields.get("compiling", ""),
         computing=fields.get("computing", ""),
         suspicions=said,
+        refused=bool(fields.get("refused", False)),
         health=fields.get("health"),
         asleep=float(fields.get("asleep", 0.0)),
         could_not=tuple(fields.get("could_not") or ()),

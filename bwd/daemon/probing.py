@@ -118,6 +118,7 @@ class Probing:
             compiling=await self._compiling(uneasy),
             computing=await self._computing(uneasy),
             suspicions=tuple(run.suspicions),
+            refused=isinstance(counters, str) and probe.refused(),
             health=health.status or None if health is not None else None,
             asleep=self._slept(),
             could_not=could_not,

@@ -40,6 +40,7 @@ class Engine:
     queue: float = 0.0
     unreadable: tuple[Span, ...] = ()  # /metrics does not answer, or answers HTML
     unreachable: tuple[Span, ...] = ()  # nothing can connect: a full accept queue
+    refused: tuple[Span, ...] = ()  # nobody listens
     compiling: tuple[Span, ...] = ()
     computing: tuple[Span, ...] = ()
     dead: float = inf  # from here on /health says 503
@@ -90,7 +91,9 @@ def watch(
             due = engine.when(engine.worked(started) + engine.latency)
             if inside(engine.load, started):
                 due = engine.when(engine.worked(started) + engine.latency + engine.queue)
-            if inside(engine.unreachable, started):
+            if inside(engine.refused, started):
+                canary, started = Canary(Outcome.FAILED, started, started), None
+            elif inside(engine.unreachable, started):
                 canary, started = Canary(Outcome.NOT_ASKED, started, t), None
             elif due <= min(t, started + spec.canary_timeout):
                 canary, started = Canary(Outcome.ANSWERED, started, due), None
@@ -105,7 +108,8 @@ def watch(
         )
         running = float(engine.running) if busy or stuck else 0.0
         counters = None
-        readable = engine.counted and not inside(engine.unreadable, t) and not inside(engine.unreachable, t)
+        shut = (*engine.unreadable, *engine.unreachable, *engine.refused)
+        readable = engine.counted and not inside(shut, t)
         if readable:
             counters = Counters(
                 generation_tokens=engine.tokens(t) + answered,
@@ -125,6 +129,7 @@ def watch(
             compiling="ptxas" if inside(engine.compiling, t) else "",
             computing="612 of 700 W" if inside(engine.computing, t) else "",
             suspicions=("SHM line",) if any(said_shm < s <= t for s in engine.shm) else (),
+            refused=inside(engine.refused, t),
             health=503 if t >= engine.dead else 200,
             asleep=slept,
             could_not=() if readable else ("/metrics: did not answer",),

@@ -83,16 +83,17 @@ WATCHED: dict[str, Watched] = {
     "a stopped helper process on an idle engine": Watched(Engine(stopped=((100, 400),))),
     "no gauges in /metrics": Watched(Engine(gauges=False, load=ALWAYS)),
     "a compiler at work on an idle engine": Watched(Engine(compiling=((100, 200),))),
+    "a socket that is gone for 8 s": Watched(Engine(load=ALWAYS, refused=((100, 108),))),
     # ---------------------------------------------------------------- hung
     "a worker stopped under load": Watched(frozen(100, stopped=((100, inf),), load=ALWAYS), (110, 115)),
     "a worker stopped on an idle engine": Watched(frozen(100, stopped=((100, inf),)), (110, 116)),
     "a worker killed under load": Watched(frozen(100, gone=((100, inf),), load=ALWAYS), (110, 115)),
     "a worker stopped where long steps are known": Watched(
-        frozen(100, stopped=((100, inf),), load=ALWAYS), (114, 119), spec=SPEC_LONG_STEP
+        frozen(100, stopped=((100, inf),), load=ALWAYS), (110, 115), spec=SPEC_LONG_STEP
     ),
     "a worker stopped where a step of 12 s was seen": Watched(
         Engine(frozen=((50, 62), (200, inf)), stopped=((200, inf),), load=ALWAYS),
-        (214, 219),
+        (210, 215),
         spec=ProbeSpec(step_tokens=30000),
     ),
     "a deadlock under load": Watched(frozen(100, load=ALWAYS), (110, 121)),
@@ -115,6 +116,15 @@ WATCHED: dict[str, Watched] = {
     ),
     "an API server whose loop is stuck": Watched(
         frozen(100, load=ALWAYS, unreadable=((100, inf),)), (158, 175), until=900
+    ),
+    "an API server that closed its socket and lives, busy": Watched(
+        frozen(100, load=ALWAYS, refused=((100, inf),)), (108, 113)
+    ),
+    "an API server that closed its socket and lives, idle": Watched(
+        frozen(100, refused=((100, inf),)), (110, 143)
+    ),
+    "a closed socket where a long step is known and the card seems to compute": Watched(
+        frozen(100, load=ALWAYS, refused=((100, inf),), computing=ALWAYS), (108, 113), spec=SPEC_LONG_STEP
     ),
     "a stopped worker with /metrics gone as well": Watched(
         frozen(100, load=ALWAYS, stopped=((100, inf),), unreadable=((100, inf),)), (110, 115)

@@ -32,6 +32,15 @@ def test_a_good_folder_is_used_as_it_is(tmp_path: Path) -> None:
     assert ready(folder) == weights.ModelFolder(folder, str(folder), "", "local")
 
 
+def test_with_made_up_weights_none_are_asked_for(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", shard_bytes=1000)
+    no_weights(folder)
+    for words in (("--load-format", "dummy"), ("--load-format=dummy",)):
+        assert ready(folder, extra_vllm_args=words).path == folder
+    with pytest.raises(WeightsError, match="no weight files"):
+        ready(folder, extra_vllm_args=("--load-format", "auto"))
+
+
 def cut(folder: Path) -> None:
     with (folder / SHARD).open("r+b") as stream:
         stream.truncate(900)

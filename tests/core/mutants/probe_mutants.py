@@ -9,6 +9,20 @@ from tests.core.mutants.lifecycle_mutants import Mutant
 
 PROBES: tuple[Mutant, ...] = (
     (
+        "a closed socket is waited for like a long step",
+        "probes",
+        "        return still >= spec.window  # no step, however long, closes the socket",
+        "        pass",
+        "a closed socket where a long step is known and the card seems to compute",
+    ),
+    (
+        "a closed socket is a hang at once",
+        "probes",
+        "        return still >= spec.window  # no step, however long, closes the socket",
+        "        return True",
+        "a socket that is gone for 8 s",
+    ),
+    (
         "a stopped process alone is a hang",
         "probes",
         "if halted and still >= min(limit, spec.stopped_window) and",
