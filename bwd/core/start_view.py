@@ -203,6 +203,8 @@ def advance(
         shown = replace(shown, stage=here.stage, began=now, spoke=now, text=here.text)
         if not live and here.stage not in (Phase.READY, Phase.FATAL, Phase.STOPPED):
             lines.append(line(here.stage, here.text))
+    elif here.stage == Phase.BACKOFF:
+        pass  # a countdown is for a terminal; what comes of it is told
     elif not live and here.text != shown.text and now - shown.spoke >= HEARTBEAT:
         shown = replace(shown, spoke=now, text=here.text)
         lines.append(line(here.stage, f"{here.text} ({_took(now - shown.began)})"))

@@ -22,8 +22,22 @@ def lines(status: Mapping[str, Any]) -> tuple[str, ...]:
         rows.append(row("bwd", f"pid {daemon['pid']}, up {span(float(daemon.get('uptime_s') or 0))}"))
     rows += [row("unseen", str(note)) for note in status.get("could_not") or ()]
     rows += [row("note", str(note)) for note in status.get("warnings") or ()]
-    rows += [row("settings", str(note)) for note in (status.get("settings") or {}).get("problems") or ()]
+    rows += _settings(status.get("settings") or {})
     return tuple(rows)
+
+
+_TAKEN = {"live": "applied without a restart", "restart": "asked for another engine"}
+
+
+def _settings(settings: Mapping[str, Any]) -> list[str]:
+    changed = settings.get("changed") or {}
+    rows = []
+    if changed.get("keys"):
+        how = _TAKEN.get(str(changed.get("kind")), str(changed.get("kind")))
+        rows.append(row("settings", f"{changed['keys']} {how} at {changed.get('at')}"))
+    problems = [str(problem) for problem in settings.get("problems") or ()]
+    rows += [row("settings", problem) for problem in problems]
+    return rows + ([row("settings", "those in force stay as they are")] if problems else [])
 
 
 def _engine(status: Mapping[str, Any]) -> list[str]:
@@ -58,6 +72,8 @@ def _preparation(status: Mapping[str, Any]) -> list[str]:
         return []
     if prep.get("phase") == Prep.FAILED:
         cause = prep.get("cause") or {}
+        if cause.get("line") == (status.get("cause") or {}).get("line"):
+            return []
         return [row("refused", str(cause.get("line") or cause.get("text") or "the preparation failed"))]
     progress = prep.get("progress")
     said = f": {progress_text(progress)}" if progress else ""

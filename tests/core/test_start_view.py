@@ -82,6 +82,11 @@ def test_a_cause_on_the_way_is_told_once() -> None:
     assert "  backoff      trying again in 5 s" in lines
 
 
+def test_a_countdown_is_told_once() -> None:
+    lines = play([(t, said("backoff", retry_in_s=60 - t)) for t in range(60)])
+    assert lines == ["  backoff      trying again in 60 s"]
+
+
 def test_warnings_and_needs_are_told_once_and_before_the_rest() -> None:
     needs = {"download_bytes": 20_500_000_000, "disk_bytes": 0, "seconds": 1500, "notes": ["compiles vLLM"]}
     first = said(
