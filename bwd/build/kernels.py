@@ -63,16 +63,14 @@ def build(
     def hear(line: str) -> None:
         try:
             said = json.loads(line)
-        except ValueError:
-            other.append(line)
-            return
-        if not isinstance(said, dict):
-            other.append(line)
-        elif "error" in said:
-            errors.append(str(said["error"]))
-        else:
+            if "error" in said:
+                errors.append(str(said["error"]))
+                return
             found.append(Module(str(said["name"]), Path(said["path"]), int(said["bytes"])))
-            say(f"compiled {said['done']}/{said['total']} modules of FlashInfer: {said['name']}")
+        except (ValueError, KeyError, TypeError):
+            other.append(line)  # not the child's: a compiler's or a library's
+            return
+        say(f"compiled {said['done']}/{said['total']} modules of FlashInfer: {said['name']}")
 
     cache.mkdir(parents=True, exist_ok=True)
     command = [str(engine.python), "-m", "bwd.children.kernels"]
@@ -81,7 +79,7 @@ def build(
         used = session.run(command, env, log, hear, None, given=wanted)
     except session.Interrupted as interrupted:
         raise KeyboardInterrupt from interrupted
-    if used.code or errors:
+    if used.code or errors or len(found) < len(kernels):
         raise BwdError(
             f"FlashInfer's kernels cannot be compiled: {_cause(errors or other)}",
             hint="the engine can compile them itself at its first start; the log says more",

@@ -191,6 +191,12 @@ _FAILURES: Sequence[tuple[str, str, str, str]] = (
         "nvcc 13.0 is needed for 12.0: run the build through pixi, or set CUDA_HOME to a CUDA 13.0 toolkit",
     ),
     (
+        "CMAKE_TOO_OLD",
+        r"CMake (?P<what>\d[\d.]*) or higher is required",
+        "this CMake is too old ({what} is needed)",
+        "run the build through pixi, or install a newer cmake (`pip install cmake` has one)",
+    ),
+    (
         "PATCH_FAILED",
         r"error: patch failed: (?P<what>\S+)|Hunk #\d+ FAILED",
         "a patch does not fit the sources",

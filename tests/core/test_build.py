@@ -151,6 +151,7 @@ FAILURES = [
     ),
     ("nvcc fatal   : Unsupported gpu architecture 'compute_120f'", 1, "UNSUPPORTED_ARCH", "CUDA 13.0"),
     ("error: patch failed: CMakeLists.txt:12", 1, "PATCH_FAILED", "--clean"),
+    ("  CMake 3.26.1 or higher is required.  You are running version 3.25.1", 1, "CMAKE_TOO_OLD", "newer"),
     ("cc1plus: fatal error: cannot open x.o: Read-only file system", 1, "READ_ONLY", "BWD_STATE_DIR"),
 ]
 
