@@ -78,7 +78,8 @@ def moment(status: Mapping[str, Any]) -> Moment:
     prep_phase = str(prep.get("phase", ""))
     if phase in (Phase.STOPPED, Phase.BACKOFF) and prep_phase in _PREPARING:
         stage = _PREPARING[Prep(prep_phase)]
-        bars = _bars(prep.get("progress"))
+        # checking comes before and after the rest; what counted then is over
+        bars = () if stage == "checks" else _bars(prep.get("progress"))
         said = bars[0].text if bars else _SAYS[stage]
         return Moment(stage, seconds, said, bars)
     why = str(status.get("why") or "")

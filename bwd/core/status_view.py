@@ -85,7 +85,9 @@ def _serving(status: Mapping[str, Any]) -> list[str]:
     model = status.get("model") or {}
     if model.get("id"):
         length = f", {model['max_model_len']} tokens at most" if model.get("max_model_len") else ""
-        revision = f" at {str(model['revision'])[:12]}" if model.get("revision") else ""
+        named = str(model.get("revision") or "")
+        commit = len(named) == 40 and set(named) <= set("0123456789abcdef")
+        revision = f" at {named[:12] if commit else named}" if named else ""
         rows.append(row("model", f"{model['id']}{revision}{length}"))
     if status.get("endpoint"):
         front = status.get("front") or {}
