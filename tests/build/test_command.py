@@ -22,16 +22,17 @@ def site(tmp_path: Path) -> Path:
     folder = tmp_path / "site-packages"
     folder.mkdir()
     answer = {"purelib": str(folder), "torch": ["2.13.0+cu130", str(folder)],
-              "flashinfer-python": ["0.7.0.post1", str(folder)]}  # fmt: skip
+              "flashinfer-python": ["0.7.0.post1", str(folder)],
+              "triton": ["3.7.1", str(folder)]}  # fmt: skip
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
     python.chmod(0o755)
     # its toolkit is of another CUDA: nothing is compiled here
-    nvcc = folder / "nvidia" / "cu13" / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text('#!/bin/sh\necho "Cuda compilation tools, release 12.8, V12.8.93"\n')
-    nvcc.chmod(0o755)
+    for tool in ("nvidia/cu13/bin/nvcc", "triton/backends/nvidia/bin/cuobjdump"):
+        (folder / tool).parent.mkdir(parents=True)
+        (folder / tool).write_text('#!/bin/sh\necho "Cuda compilation tools, release 12.8, V12.8.93"\n')
+        (folder / tool).chmod(0o755)
     for name in ("lib", "include", "nvvm"):
         (folder / "nvidia" / "cu13" / name).mkdir()
     return folder
