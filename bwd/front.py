@@ -30,6 +30,7 @@ from bwd import paths as places
 from bwd.adapters import settings_file
 from bwd.core import gate as gates
 from bwd.core.gate import Gate
+from bwd.core.settings import Settings
 from bwd.errors import BwdError
 from bwd.front_listen import CannotListen, Door, open_control, shown
 from bwd.front_relay import Relay
@@ -55,7 +56,7 @@ class Front:
         self._moving = asyncio.Lock()
         self._gate_came = asyncio.Event()
         self._gate_time = 0.0
-        self._drain_seconds = 30.0
+        self._last_drain = Settings().drain_seconds
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._listen_error: str | None = None
@@ -94,7 +95,7 @@ class Front:
                     async with asyncio.timeout(_SETTINGS_RETRY_SECONDS):
                         await self._gate_came.wait()
                 continue
-            self._drain_seconds = settings.drain_seconds
+            self._last_drain = settings.drain_seconds
             # A gate that came meanwhile is newer than the file.
             if not self._gate_came.is_set():
                 self._relay.set_gate(
@@ -143,16 +144,24 @@ class Front:
         door = self._door
         if door is None:
             return
-        log.info("stopping: %d in flight, for at most %g s", self._relay.in_flight, self._drain_seconds)
+        drain = self._drain_seconds()
+        log.info("stopping: %d in flight, for at most %g s", self._relay.in_flight, drain)
         door.retire()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_seconds):
+            async with asyncio.timeout(drain):
                 await _first(self._relay.wait_idle(), self._hurry.wait())
         if self._relay.in_flight:
             log.warning("ending with %d requests in flight", self._relay.in_flight)
         elif await door.wait_empty(_FLUSH_SECONDS):
             return
         await door.cut()
+
+    def _drain_seconds(self) -> float:
+        """DRAIN_SECONDS as it stands now: it may have changed since front came up."""
+        try:
+            return settings_file.load(self._paths, self._environ).drain_seconds
+        except BwdError:
+            return self._last_drain
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -10,11 +10,15 @@ from typing import Any
 
 import aiohttp
 
+from bwd.core import gate as gates
+from bwd.core.gate import Gate
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What front reports: requests in flight, streams among them, requests held, and since it started
-    those served, refused and broken. `listening` is "host:port", "" while the port is not its own, and
+    those served, refused and broken. `gate` is the one that it was
+    given last, None before the first. `listening` is "host:port", "" while the port is not its own, and
     `why` says why not."""
 
     in_flight: int = 0
@@ -24,6 +28,7 @@ class Stats:
     refused_total: int = 0
     held_total: int = 0
     broken_total: int = 0
+    gate: Gate | None = None
     listening: str = ""
     longest_in_flight_s: float = 0.0
     why: str = ""
@@ -34,6 +39,8 @@ class FrontClient:
         self._socket = socket
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
+        self.absent = False
+        """Nobody listened on the socket when it was last asked: there is no front."""
 
     async def put(self, gate: Mapping[str, object]) -> tuple[Stats | None, str]:
         """Put the gate: what front does now, and "" when it took the gate, else why not."""
@@ -60,6 +67,7 @@ class FrontClient:
                 asyncio.timeout(self._timeout),
                 self._session.request(method, f"http://front{path}", json=body) as response,
             ):
+                self.absent = False
                 if response.status >= 300:
                     text = (await response.text())[:200].replace("\n", " ")
                     return None, f"front answers {response.status} {text}"
@@ -67,8 +75,10 @@ class FrontClient:
                     return await response.json(), ""
                 return None, ""
         except TimeoutError:
+            self.absent = False
             return None, f"front does not answer in {self._timeout:.0f} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            self.absent = isinstance(error, aiohttp.ClientConnectorError)
             return None, f"front is not there ({type(error).__name__})"
 
 
@@ -84,6 +94,7 @@ def _stats(data: Any) -> Stats | None:
             refused_total=int(data.get("refused_total", 0)),
             held_total=int(data.get("held_total", 0)),
             broken_total=int(data.get("broken_total", 0)),
+            gate=None if data.get("gate_age_s") is None else gates.parse(data.get("gate")),
             listening=str(data.get("listening") or ""),
             longest_in_flight_s=float(data.get("longest_in_flight_s") or 0.0),
             why=str(data.get("listen_error") or ""),

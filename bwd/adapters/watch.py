@@ -15,6 +15,7 @@ import stat
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
@@ -24,6 +25,8 @@ QUIET = 1.0
 """Seconds without a further sign before the content is read: 20 saves in 2 s are one change."""
 POLL = 3.0
 """Seconds between two looks at the file itself."""
+_SETTLE_MOST = 10
+"""Quiet times waited for at most."""
 _READ = 1 << 20
 
 _SILENT = frozenset({"opened", "closed_no_write"})
@@ -83,64 +86,72 @@ class _Signs(FileSystemEventHandler):
 
 
 class Watch:
-    """`async for _ in Watch(path)`: one turn per real change since `start`. `note` says what cannot
-    be seen ("" when all can)."""
+    """Tells the real changes of one file since the Watch was made:
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        known: Fingerprint | None = None,
-        quiet: float = QUIET,
-        poll: float = POLL,
-    ) -> None:
+        with Watch(path) as watch:
+            async for fingerprint in watch: ...
+
+    `note` says what cannot be seen at once ("": nothing)."""
+
+    def __init__(self, path: Path, *, quiet: float = QUIET, poll: float = POLL) -> None:
         self._path = path
-        self._known = fingerprint(path) if known is None else known
+        self._known = fingerprint(path)
         self._quiet = quiet
         self._poll = poll
+        self._observer: BaseObserver | None = None
+        self._sign = asyncio.Event()
         self.note = ""
 
-    async def __aiter__(self) -> AsyncIterator[Fingerprint]:
-        sign = asyncio.Event()
-        observer = self._observe(sign)
-        try:
-            glance = _glance(self._path)
-            while True:
-                try:
-                    async with asyncio.timeout(self._poll):
-                        await sign.wait()
-                except TimeoutError:
-                    if _glance(self._path) == glance:
-                        continue
-                await self._settle(sign)
-                glance = _glance(self._path)
-                now = fingerprint(self._path)
-                if now != self._known:
-                    self._known = now
-                    yield now
-        finally:
-            if observer is not None:
-                observer.stop()
-
-    async def _settle(self, sign: asyncio.Event) -> None:
-        """Wait until nothing has happened for the quiet time."""
-        before = None
-        while sign.is_set() or before != (before := _glance(self._path)):
-            sign.clear()
-            await asyncio.sleep(self._quiet)
-
-    def _observe(self, sign: asyncio.Event) -> BaseObserver | None:
+    def __enter__(self) -> Self:
+        """Begin to watch the folder; needs a running loop. Nothing is raised: where the folder cannot
+        be watched the slow look goes on alone, and `note` says so."""
+        self._sign.set()  # something may have changed since the Watch was made
         observer = Observer()
         observer.daemon = True
+        signs = _Signs(self._path, asyncio.get_running_loop(), self._sign)
         try:
-            observer.schedule(
-                _Signs(self._path, asyncio.get_running_loop(), sign),
-                str(self._path.parent),
-                recursive=False,
-            )
+            observer.schedule(signs, str(self._path.parent), recursive=False)
             observer.start()
         except OSError as error:
-            # inotify watches used up, or no such folder: the slow look goes on alone
-            self.note = f"changes of {self._path.name} are seen after {self._poll:.0f} s ({error.strerror})"
-            return None
-        return observer
+            # inotify watches or instances used up, or no such folder
+            why = error.strerror or str(error)
+            self.note = (
+                f"changes of {self._path.name} are seen within {self._poll:.0f} s, not at once ({why})"
+            )
+            return self
+        self.note = ""
+        self._observer = observer
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer = None
+
+    async def __aiter__(self) -> AsyncIterator[Fingerprint]:
+        glance = _glance(self._path)
+        while True:
+            try:
+                async with asyncio.timeout(self._poll):
+                    await self._sign.wait()
+            except TimeoutError:
+                if _glance(self._path) == glance:
+                    continue
+            await self._settle()
+            glance = _glance(self._path)
+            now = fingerprint(self._path)
+            if now != self._known:
+                self._known = now
+                yield now
+
+    async def _settle(self) -> None:
+        """Wait until nothing has happened for the quiet time, but not for ever: a program that writes
+        all the time must not hide every change."""
+        before = _glance(self._path)
+        for _ in range(_SETTLE_MOST):
+            self._sign.clear()
+            await asyncio.sleep(self._quiet)
+            now = _glance(self._path)
+            if now == before and not self._sign.is_set():
+                return
+            before = now

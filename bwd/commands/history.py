@@ -36,4 +36,5 @@ def line(entry: Mapping[str, Any]) -> str:
     why = str(cause.get("line") or cause.get("text") or "") if isinstance(cause, dict) else str(cause or "")
     run = f"run {entry['run']}" if entry.get("run") else ""
     when, what = str(entry.get("time") or entry.get("at") or ""), str(entry.get("what") or "")
-    return "  ".join(part for part in (when, run, what, why) if part)
+    about = str(entry.get("keys") or entry.get("note") or "")
+    return "  ".join(part for part in (when, run, what, about, why) if part)

@@ -4,7 +4,7 @@ the defaults, with the origin of each value, or every problem at once."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -66,6 +66,11 @@ class Settings:
     profile: str = "auto"
     origins: Mapping[str, Origin] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
+
+    def where_of(self, keys: Iterable[str]) -> str:
+        """Keys with the place of each that has one: "MAX_NUM_SEQS (.env:4), P2P"."""
+        places = ((key, self.origins[key].where if key in self.origins else "") for key in keys)
+        return ", ".join(f"{key} ({where})" if where else key for key, where in places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,8 @@ class Status:
     warnings: tuple[str, ...] = ()
     env_file: str = ""
     settings_problems: tuple[str, ...] = ()
+    settings_live: Mapping[str, float] = field(default_factory=dict)  # seconds, by key, as applied now
+    settings_changed: Mapping[str, Any] | None = None  # the last change: at, kind, keys (where)
     daemon: Daemon = field(default_factory=Daemon)
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,7 +179,12 @@ class Status:
             "front": None if self.front is None else asdict(self.front),
             "could_not": list(self.could_not),
             "warnings": list(self.warnings),
-            "settings": {"env_file": self.env_file, "problems": list(self.settings_problems)},
+            "settings": {
+                "env_file": self.env_file,
+                "problems": list(self.settings_problems),
+                "live": dict(self.settings_live),
+                "changed": None if self.settings_changed is None else dict(self.settings_changed),
+            },
             "bwd": asdict(self.daemon),
             "engine_alive": state.phase in HAS_ENGINE,
         }

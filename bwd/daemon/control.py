@@ -52,14 +52,18 @@ class Controls:
 
     async def reload(self, check: bool) -> Mapping[str, Any]:
         daemon = self._daemon
-        reading = reload.look(daemon.world) if check else daemon.reload()
         if check:
-            return await reload.check(daemon.world, reading)
+            stats = await daemon.front.recent(daemon.world.limits.gate)
+            listening = stats.listening if stats is not None else ""
+            return await reload.check(daemon.world, reload.look(daemon.world), daemon.run, listening)
+        reading = daemon.reload(asked=True)
+        stats = await daemon.front.put()
+        trouble = (stats.why,) if stats is not None and stats.why else ()
         return {
             "change": "refused" if reading.settings is None else reading.change.kind,
             "keys": list(reading.change.keys),
             "problems": list(reading.problems),
-            "notes": list(reading.notes),
+            "notes": [*reading.notes, *trouble],
         }
 
     def _order(self, event: Event) -> Mapping[str, Any]:

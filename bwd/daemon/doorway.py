@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bwd.adapters import clock
 from bwd.adapters.front_client import FrontClient, Stats
@@ -25,12 +25,25 @@ _FATAL_RETRY = 60
 
 
 def gate_of(
-    state: State, settings: Settings | None, policy: Policy, socket: str, model: str | None, now: float
+    state: State,
+    settings: Settings | None,
+    policy: Policy,
+    socket: str,
+    model: str | None,
+    now: float,
+    standing: Gate | None = None,
 ) -> Gate | None:
-    """What front may do in this state; None while there are no settings to say where to listen."""
-    if settings is None:
-        return None
+    """What front may do in this state. Without settings (a broken .env when bwd came up) address and
+    key stay those of the `standing` gate; None when there is none either."""
     opened, hold = admits(state)
+    if settings is None:
+        if standing is None:
+            return None
+        retry = _retry_after(state, policy, now)
+        return replace(
+            standing, open=opened, hold=hold, phase=str(state.phase), why=_why(state), retry_after=retry,
+            engine_socket=socket,
+        )  # fmt: skip
     return Gate(
         open=opened,
         phase=str(state.phase),
@@ -78,6 +91,7 @@ class Doorway:
     stats: Stats | None = None
     trouble: str = ""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _putting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: float = float("-inf")
 
     def changed(self) -> None:
@@ -94,11 +108,20 @@ class Doorway:
             except TimeoutError:
                 continue
 
-    async def put(self) -> None:
-        gate = self.make()
-        if gate is not None:
+    async def put(self) -> Stats | None:
+        """Put the gate as it is now: what front does with it in force, None when it did not take it.
+        One after the other: an open gate that overtook a closed one would let requests run into an
+        engine that is being stopped."""
+        async with self._putting:
+            gate = self.make()
+            if gate is None:
+                await self.ask()
+                gate = self.make()
+            if gate is None:
+                return None
             stats, self.trouble = await self.client.put(gate.to_dict())
             self.stats, self._asked = stats, clock.monotonic()
+            return stats
 
     async def ask(self) -> Stats | None:
         """What front does now."""

@@ -21,6 +21,7 @@ from bwd.core.events import (
     Kill,
     Kind,
     Phase,
+    PlanRef,
     Prepare,
     PrepareFailed,
     Reap,
@@ -31,6 +32,7 @@ from bwd.core.events import (
     Terminate,
 )
 from bwd.core.probes import ProbeSpec
+from bwd.core.settings import diff
 from bwd.daemon import ending, incident, prepare
 from bwd.daemon.doorway import Doorway
 from bwd.daemon.engine_run import EngineRun, run_id_of
@@ -101,9 +103,10 @@ class Effects:
 
     async def _carry_out(self, effects: tuple[Effect, ...]) -> None:
         """One after the other: a snapshot comes before the kill."""
+        back_to = next((e.plan for e in effects if isinstance(e, Spawn)), None)
         for effect in effects:
             try:
-                await self._carry_one(effect)
+                await self._carry_one(effect, back_to if _is_roll_back(effect) else None)
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -130,7 +133,7 @@ class Effects:
         await asyncio.sleep(1.0)
         await self._carry_out((effect,))
 
-    async def _carry_one(self, effect: Effect) -> None:
+    async def _carry_one(self, effect: Effect, back_to: PlanRef | None = None) -> None:
         run = self.run
         match effect:
             case Prepare():
@@ -140,7 +143,10 @@ class Effects:
             case Spawn():
                 await self._spawn(effect)
             case Record():
-                self.world.record(effect.what, effect.cause, run=run.run_id if run is not None else "")
+                more = {"run": run.run_id if run is not None else ""}
+                if back_to is not None and run is not None:
+                    more["keys"] = self._edited(run, back_to)
+                self.world.record(effect.what, effect.cause, **more)
             case Remember() if run is not None and run.launch is not None:
                 prepare.remember(self.world, run.launch.host_key, effect.plan.rung)
             case Snapshot() if self._concerns(run, effect.run):
@@ -150,8 +156,8 @@ class Effects:
                     self.world.record("incident", effect.cause, folder=folder.name)
             case Drain() if self._concerns(run, effect.run):
                 assert run is not None
-                await self.front.put()
-                run.tasks.append(self.task(ending.drain(run, self.front.ask), "drain"))
+                work = ending.drain(run, self.front.put, lambda: self.front.client.absent)
+                run.tasks.append(self.task(work, "drain"))
             case Terminate() if self._concerns(run, effect.run):
                 assert run is not None
                 await ending.terminate(run)
@@ -164,6 +170,13 @@ class Effects:
                 await ending.reap(run)
             case Drain() | Terminate() | Kill() | Reap():
                 self.world.post(Exited(effect.run, -1))
+
+    def _edited(self, run: EngineRun, back_to: PlanRef) -> str:
+        """The keys whose edit made the run that failed its trial, with their places."""
+        good = self.world.launches.get(back_to.digest)
+        if run.launch is None or good is None:
+            return ""
+        return run.launch.settings.where_of(diff(good.settings, run.launch.settings).keys)
 
     def _concerns(self, run: EngineRun | None, number: int) -> bool:
         return run is not None and run.number == number
@@ -275,6 +288,10 @@ class Effects:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _is_roll_back(effect: Effect) -> bool:
+    return isinstance(effect, Record) and effect.what == "rolled back"
 
 
 def _not_started(run: EngineRun, error: OSError) -> Cause:

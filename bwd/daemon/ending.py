@@ -14,13 +14,19 @@ from bwd.core.events import Cause, Drained, Exited, Kind, Phase, Reaped, Stuck
 from bwd.daemon.engine_run import EngineRun
 
 
-async def drain(run: EngineRun, ask_front: Callable[[], Awaitable[Stats | None]]) -> None:
-    """Wait until front has nothing in flight any more (the gate is closed by now). The lifecycle's
-    deadline ends a drain that takes too long."""
+async def drain(
+    run: EngineRun, put_gate: Callable[[], Awaitable[Stats | None]], no_front: Callable[[], bool]
+) -> None:
+    """Wait until front says in one answer that its gate is closed and nothing is in flight. One that
+    exists but did not answer may still let requests pass, so it is asked again; without any front the
+    engine's counters decide. The lifecycle's deadline ends a drain that takes too long."""
     poll = run.world.limits.drain_poll
     while run.phase() is Phase.DRAINING:  # a reverted edit opens the gate again
-        stats = await ask_front()
-        idle = stats.in_flight == 0 if stats is not None else await _engine_idle(run)
+        stats = await put_gate()
+        if stats is not None:
+            idle = stats.in_flight == 0 and not (stats.gate is not None and stats.gate.open)
+        else:
+            idle = no_front() and await _engine_idle(run)
         if idle:
             run.post(Drained(run.number))
             return

@@ -70,6 +70,7 @@ class Daemon:
         self.began = clock.monotonic()
         self.front = Doorway(FrontClient(paths.front_socket), self._gate, self.world.limits.gate)
         self.effects = Effects(self.world, self.front, spec, self._phase, self.status)
+        self.watch = Watch(paths.env_file)  # before the first reading: no edit falls between them
         self._leaving = False
         self._abandon = asyncio.Event()
         self._ticked = -inf
@@ -83,7 +84,9 @@ class Daemon:
     async def serve(self) -> int:
         """Run until a Stop has been carried out (0), or `abandon` was called (0, the engine goes on)."""
         reading = reload.look(self.world)
-        self.world.settings, self.world.problems = reading.settings, reading.problems
+        self.world.problems = reading.problems
+        if reading.settings is not None:
+            self.world.take(reading.settings)
         runner = await api.serve(Controls(self), self.world.paths.bwd_socket)
         keepers: list[asyncio.Task[None]] = []
         try:
@@ -223,15 +226,15 @@ class Daemon:
 
     # ------------------------------------------------------------------ settings
     async def _follow_settings(self) -> None:
-        watch = Watch(self.world.paths.env_file)
-        async for _ in watch:
+        with self.watch as watch:
             self.world.could("settings watch", watch.note)
-            self.reload()
+            async for _ in watch:
+                self.reload()
 
-    def reload(self) -> reload.Reading:
-        """Read `.env` again and put it in force."""
+    def reload(self, *, asked: bool = False) -> reload.Reading:
+        """Read `.env` again and put it in force; `asked`: by a person, not by the watch."""
         reading = reload.look(self.world)
-        reload.take(self.world, self.state, reading)
+        reload.take(self.world, self.state, reading, asked=asked)
         self.front.changed()
         return reading
 
@@ -240,7 +243,10 @@ class Daemon:
         model = self.run.served_name if self.run is not None else None
         socket = str(self.world.paths.engine_socket)
         now = clock.monotonic()
-        return gate_of(self.state, self.world.settings, self._policy(), socket, model or None, now)
+        standing = self.front.stats.gate if self.front.stats is not None else None
+        return gate_of(
+            self.state, self.world.settings, self._policy(), socket, model or None, now, standing
+        )
 
     def status(self) -> dict[str, Any]:
         """The status as data (docs/status.md)."""

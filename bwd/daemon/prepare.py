@@ -18,7 +18,8 @@ from bwd.core.engine_choice import EngineChoice, choose, model_id
 from bwd.core.events import Cause, Kind, PlanRef, Prep, Prepared, PrepareFailed, Preparing
 from bwd.core.host import HostFacts
 from bwd.core.model import ModelFacts
-from bwd.core.plan import PlanPaths, ladder, make_plan
+from bwd.core.plan import LaunchPlan, PlanPaths, ladder, make_plan
+from bwd.core.problem import Problem
 from bwd.core.settings import Settings
 from bwd.daemon import needs
 from bwd.daemon.world import Launch, Model, World
@@ -126,15 +127,32 @@ async def _both(
         await asyncio.gather(first, second, return_exceptions=True)
 
 
+def load_settings(world: World) -> Settings:
+    """The settings as they stand in the files now. A `.env` that settings in force came from and that
+    is gone or empty is refused: a `git clean`, or an editor between truncating and writing, must not
+    make an engine of defaults. Raises SettingsError."""
+    origins = world.settings.origins if world.settings is not None else {}
+    settings = settings_file.load(world.paths, world.environ)
+    if any(origin.source == "file" for origin in origins.values()):
+        try:
+            gone = "" if world.paths.env_file.stat().st_size else "the file is empty"
+        except OSError:
+            gone = "the file is gone"
+        if gone:
+            hint = "put the lines back; a comment alone gives the defaults"
+            raise SettingsError((Problem("", settings_file.env_file_name(world.paths), gone, hint),))
+    return settings
+
+
 def read_settings(world: World) -> Settings:
-    """The settings as they stand in the files now; a refused reading is noted and raised."""
+    """The same, taken as the settings in force; a refused reading is noted and raised."""
     try:
-        settings = settings_file.load(world.paths, world.environ)
+        settings = load_settings(world)
     except SettingsError as error:
         world.problems = tuple(problem.line() for problem in error.problems)
         raise
     world.problems = ()
-    world.settings = settings
+    world.take(settings)
     return settings
 
 
@@ -210,23 +228,28 @@ def _where(world: World, python: str, model_path: str) -> PlanPaths:
     )
 
 
-def try_plan(world: World, settings: Settings, host: HostFacts) -> list[str]:
-    """Plan with these settings without fetching or installing anything: the plan's warnings, and what
-    could not be checked. Raises PlanError, Refused. Blocking."""
+def try_plan(
+    world: World, settings: Settings, host: HostFacts, own_pids: frozenset[int]
+) -> tuple[LaunchPlan, list[str]]:
+    """Plan with these settings without fetching or installing anything: the plan, and what a person has
+    to know of it. Raises PlanError, Refused. Blocking."""
     choice = choose(settings.engine, host)
     env = environments.engine_env(choice.engine, world.paths, settings)
     facts, path = None, ""
-    if world.settings is not None and world.settings.model == settings.model:
-        launch = next(reversed(world.launches.values()), None)
-        if launch is not None:
+    for launch in reversed(world.launches.values()):
+        known = launch.settings
+        if (known.model, known.model_revision) == (settings.model, settings.model_revision):
             path = launch.model.path
             facts = read_model(Path(path), launch.model.id)
+            break
     where = _where(world, str(env.python) if env is not None else "python", path or settings.model)
-    plan = make_plan(settings, host, facts, where, remembered=remembered(world))
+    plan = make_plan(settings, host, facts, where, remembered=remembered(world), own_pids=own_pids)
     notes = list(plan.warnings)
     if env is None:
         notes.append(f"the {choice.engine} environment is not installed yet: it would be, before the restart")
-    return notes
+    if facts is None:
+        notes.append(f"the weights of {model_id(settings.model, choice.engine)} would be looked up first")
+    return plan, notes
 
 
 def _preflight(

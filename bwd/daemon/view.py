@@ -13,6 +13,7 @@ from bwd.adapters.metrics import Sample
 from bwd.core import status
 from bwd.core.events import HAS_ENGINE, SERVES, STARTS, Phase, Prep
 from bwd.core.lifecycle import Policy, State
+from bwd.core.settings import Settings
 from bwd.core.status import Status
 from bwd.daemon.engine_run import EngineRun
 from bwd.daemon.probing import Probing
@@ -49,8 +50,20 @@ def status_of(
         warnings=tuple(dict.fromkeys(map(world.hide, world.warnings))),
         env_file=str(world.paths.env_file),
         settings_problems=tuple(map(world.hide, world.problems)),
+        settings_live=_live(settings),
+        settings_changed=world.last_change,
         daemon=status.Daemon(os.getpid(), round(now - began, 1), bwd.__version__),
     )
+
+
+def _live(settings: Settings | None) -> dict[str, float]:
+    if settings is None:
+        return {}
+    return {
+        "DRAIN_SECONDS": settings.drain_seconds,
+        "HOLD_SECONDS": settings.hold_seconds,
+        "CANARY_SECONDS": settings.canary_seconds,
+    }
 
 
 def _host(host: str) -> str:

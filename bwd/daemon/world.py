@@ -14,6 +14,7 @@ from bwd.core.lifecycle import Policy
 from bwd.core.log_lines import redact
 from bwd.core.plan_values import LaunchPlan
 from bwd.core.settings import Settings
+from bwd.core.settings_view import secret_texts
 from bwd.core.status import cause_dict
 from bwd.paths import Paths
 
@@ -82,16 +83,17 @@ class World:
     needs: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()  # of the last plan
     could_not: dict[str, str] = field(default_factory=dict)  # by who could not look
+    last_change: dict[str, Any] | None = None  # of the settings, as status shows it
+    _secrets: set[str] = field(default_factory=set)
 
-    def secrets(self) -> tuple[str, ...]:
-        """What must not be written down."""
-        settings = self.settings
-        if settings is None:
-            return ()
-        return tuple(s.reveal() for s in (settings.hf_token, settings.api_key) if s is not None)
+    def take(self, settings: Settings) -> None:
+        """Put these settings in force. Secrets of earlier ones stay hidden: an engine with them may run
+        on, and its log is still there."""
+        self.settings = settings
+        self._secrets |= set(secret_texts(settings))
 
     def hide(self, text: str) -> str:
-        return redact(text, self.secrets())
+        return redact(text, self._secrets)
 
     def where(self) -> Mapping[str, str]:
         """Where each key that somebody set stands: "MAX_MODEL_LEN" -> ".env:12"."""

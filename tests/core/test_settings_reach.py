@@ -35,7 +35,6 @@ LAUNCH = {
     "NCCL_*": "NCCL_DEBUG=INFO",
     "EXTRA_VLLM_ARGS": "EXTRA_VLLM_ARGS='--block-size 16'",
     "EXTRA_ENV": "EXTRA_ENV=VLLM_LOG_STATS_INTERVAL=5",
-    "DRAIN_SECONDS": "DRAIN_SECONDS=77",
 }
 # Read by these parts of bwd instead: the attribute of Settings is looked for in their source.
 ELSEWHERE = {
@@ -53,8 +52,9 @@ ELSEWHERE = {
     "PORT": "front*.py",
     "API_KEY": "front*.py",
     "P2P": "core/plan*.py",
-    "HOLD_SECONDS": "daemon/*.py",
-    "CANARY_SECONDS": "daemon/*.py",
+    "DRAIN_SECONDS": "daemon/world.py",
+    "HOLD_SECONDS": "daemon/doorway.py",
+    "CANARY_SECONDS": "daemon/effects.py",
     "PROFILE": "commands/config.py",
 }
 
