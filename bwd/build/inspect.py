@@ -150,15 +150,19 @@ def _flashinfer(engine: Engine) -> Finding:
     )
 
 
+KERNELS = "FlashInfer's kernels"
+"""The one row that may be None without anything being wrong: the engine then compiles at its first start."""
+
+
 def _kernels(cache: Path) -> Finding:
     """FlashInfer's compiled modules. None when nobody compiled them ahead: the engine does it then."""
     kept = kernels.recorded(cache)
     if kept is None:
-        return Finding("FlashInfer's kernels", None, "not compiled ahead (`bwd build --kernels`)")
+        return Finding(KERNELS, None, "not compiled ahead (`bwd build --kernels`)")
     missing = [m.name for m in kept[1] if not m.path.is_file()]
     size = sum(m.bytes for m in kept[1]) / 1e6
     return Finding(
-        "FlashInfer's kernels",
+        KERNELS,
         not missing,
         f"missing: {', '.join(missing)}" if missing else f"{len(kept[1])} modules, {size:.0f} MB",
     )

@@ -205,6 +205,25 @@ def flash_attn(case: Case) -> Verdict:
     return checks.judge_flash_attn(found)
 
 
+def build(case: Case) -> Verdict:
+    """Looked into, not believed: code for the cards in every library, no undefined symbol, no flash-attn."""
+    if case.engine is None:
+        return checks.could_not("the engine's environment is not installed")
+    if case.engine.kind != "cuda":
+        return checks.not_applicable("the CPU engine is vLLM's own wheel")
+    if case.engine.own:
+        return checks.not_applicable("ENGINE_PYTHON names an environment of yours")
+    from bwd.build import inspect
+
+    findings = inspect.summary(case.engine.python, case.engine.apply(os.environ), case.paths.cache)
+    bad = [f"{f.name}: {f.evidence}" for f in findings if f.ok is False]
+    if bad:
+        return checks.failed("; ".join(bad), "run `./pixiw run build`; `bwd build --check` shows every row")
+    unseen = [f"{f.name}: {f.evidence}" for f in findings if f.ok is None and f.name != inspect.KERNELS]
+    seen = "; ".join(f"{f.name}: {f.evidence}" for f in findings if f.ok is not False)
+    return checks.could_not("; ".join(unseen)) if unseen else checks.ok(seen)
+
+
 def known_settings(case: Case) -> Verdict:
     try:
         settings = settings_file.load(case.paths, os.environ)
@@ -349,6 +368,7 @@ CHECKS = (
     Check("lock-daemon", "bwd's environment matches the lock", lock_of_daemon, needs_engine=False),
     Check("lock-engine", "the engine's environment matches the lock", lock_of_engine, needs_engine=False),
     Check("flash-attn", "flash-attn is importable nowhere", flash_attn, needs_engine=False),
+    Check("build", "vLLM's libraries are built for these cards", build, needs_engine=False),
     Check("settings", "every setting is known and in effect", known_settings, needs_engine=False),
     Check("endpoint", "the endpoint answers", endpoint),
     Check("version", "the engine's version", engine_version),
