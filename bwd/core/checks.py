@@ -89,7 +89,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 # ------------------------------------------------------------------ answers
-_P2P = "wrong data between the cards or a wrong kernel does this: run `bwd doctor p2p`, or set P2P=off"
+_P2P = "wrong data between the cards or a wrong kernel does this: set P2P=off and ask again"
 
 
 def degenerate(text: str) -> str:
