@@ -172,11 +172,13 @@ async def provision(kind: str, paths: Paths, on_progress: Callable[[Step], None]
         )
 
 
-async def build(paths: Paths, on_progress: Callable[[Step], None]) -> None:
-    """Compile vLLM into the cuda environment (`bwd build`) as a child. Cancelling ends it; what it has
-    compiled is kept for the next. Raises ProvisionError with what the build said last."""
-    on_progress(Step("building vLLM for the cards of this machine"))
-    argv = [sys.executable, "-m", "bwd", "build"]
+async def build(paths: Paths, on_progress: Callable[[Step], None], *, kernels: bool = False) -> None:
+    """Compile vLLM into the cuda environment (`bwd build`), or only FlashInfer's `kernels` for the model, as
+    a child. Cancelling ends it; what it has compiled is kept for the next. Raises ProvisionError with what
+    the build said last."""
+    what = "looking at FlashInfer's kernels" if kernels else "building vLLM for the cards of this machine"
+    on_progress(Step(what))
+    argv = [sys.executable, "-m", "bwd", "build", *(["--kernels"] if kernels else [])]
     code, last = await _follow(argv, paths.root, lambda line: on_progress(_step(line)))
     if code != 0:
         raise ProvisionError(last.removeprefix("bwd: ") or f"the build ended with exit code {code}")

@@ -226,7 +226,11 @@ def _report(args: argparse.Namespace, env: environments.EngineEnv, paths: Paths)
         for f in findings:
             verdict = {True: "ok", False: "FAILED", None: "could not check"}[f.ok]
             print(f"{f.name:<{wide}}  {verdict:<15}  {f.evidence}")
-    return ExitCode.FAILED if failed else ExitCode.OK
+    if failed:
+        sys.stdout.flush()
+        rows = "; ".join(f"{f.name}: {f.evidence}" for f in findings if f.ok is False)
+        raise BwdError(f"this vLLM is not what it should be: {rows}")
+    return ExitCode.OK
 
 
 def _print_kept(args: argparse.Namespace, kept: wheel.Kept) -> int:

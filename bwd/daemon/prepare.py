@@ -91,11 +91,18 @@ async def _prepare(
     else:
         # neither needs the other: the environment is installed while the weights come
         env, folder = await _both(_environment(world, choice, settings, at), fetch(""))
+    lacking = ""
+    if choice.engine == "cuda" and not env.own:
+        lacking = await _kernels(world, at)
+        # asked anew: the toolkit that the build made is CUDA_HOME from now on
+        env = environments.engine_env(choice.engine, world.paths, settings) or env
     at(Prep.CHECKING)
     facts = await asyncio.to_thread(read_model, Path(folder.path), folder.model_id)
     # the machine again: what was true before a download of an hour may be true no more
     host = await read_host(world)
     launch = _plan(world, settings, host, choice, env, facts, folder, rung, own_pids())
+    if lacking:
+        world.warnings = (*world.warnings, lacking)
     _preflight(launch, host, facts, listening(), world.paths.state)
     return launch
 
@@ -186,6 +193,17 @@ async def _build(world: World, at: Callable[[Prep], None]) -> None:
     except ProvisionError as error:
         hint = "run `./pixiw run build` to see all of it; a changed .env starts it anew"
         raise Refused(Cause(Kind.BUILD, "BUILD", f"the build failed: {error.message}", hint=hint)) from error
+
+
+async def _kernels(world: World, at: Callable[[Prep], None]) -> str:
+    """FlashInfer's kernels for the model that is here now; a second when they are there. Empty, or why the
+    engine has to compile them at its start: that takes minutes and is no reason not to start."""
+    at(Prep.PROVISIONING)
+    try:
+        await environments.build(world.paths, _steps(world, "build"), kernels=True)
+    except ProvisionError as error:
+        return error.message
+    return ""
 
 
 def _no_engine(kind: str, env: EngineEnv, lacking: str) -> Cause:

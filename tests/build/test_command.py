@@ -97,6 +97,7 @@ def test_a_wheel_from_another_machine_is_installed_and_kept(site: Path, tmp_path
     # it is looked into at once: this one holds no library
     assert got.returncode == 1
     assert "no library has device code" in got.stdout
+    assert last(got).startswith("bwd: this vLLM is not what it should be: code for the cards: no library")
 
 
 def test_a_wheel_for_other_cards_is_refused(site: Path, tmp_path: Path) -> None:
