@@ -40,6 +40,9 @@ log = logging.getLogger("bwd.front")
 
 _SETTINGS_RETRY_SECONDS = 1.0
 _FLUSH_SECONDS = 2.0
+_PARENT_LOOK_SECONDS = 1.0
+# How long an orphaned front lets its requests run: DRAIN_SECONDS is at most that.
+_ORPHAN_SECONDS = 600.0
 # Two descriptors a request; the usual soft limit of 1024 would end at 500 streams.
 _DESCRIPTORS = 65536
 
@@ -59,6 +62,7 @@ class Front:
         self._last_drain = Settings().drain_seconds
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._orphaned = False
         self._listen_error: str | None = None
 
     async def run(self) -> None:
@@ -69,16 +73,28 @@ class Front:
         private = web.Server(self._control, access_log=None)
         control = await open_control(self._paths.run, self._paths.front_socket, private)
         inode = self._paths.front_socket.stat().st_ino
-        try:
-            await _first(self._begin(), self._stop.wait())
-            await self._stop.wait()
-            await self._finish()
-        finally:
+
+        def hand_over() -> None:
+            """Make room for another front: the control socket is what tells that one runs."""
             control.close()
-            await private.shutdown(0.1)
             with contextlib.suppress(OSError):
                 if self._paths.front_socket.stat().st_ino == inode:
                     self._paths.front_socket.unlink()
+
+        watcher = None
+        if "SUPERVISOR_ENABLED" in self._environ:  # set by supervisord for its programs
+            watcher = asyncio.create_task(self._watch_parent(os.getppid()))
+        try:
+            await _first(self._begin(), self._stop.wait())
+            await self._stop.wait()
+            if self._orphaned:
+                hand_over()
+            await self._finish()
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+            hand_over()
+            await private.shutdown(0.1)
 
     async def _begin(self) -> None:
         """Listen at the address of the settings, or of the first gate if that comes before the
@@ -156,8 +172,20 @@ class Front:
             return
         await door.cut()
 
+    async def _watch_parent(self, parent: int) -> None:
+        """When supervisord is killed, the next one starts another front, which needs the port: this one
+        takes in nobody any more and lets what runs come to its end."""
+        while os.getppid() == parent:  # noqa: ASYNC110 (see bwd/daemon/entry.py)
+            await asyncio.sleep(_PARENT_LOOK_SECONDS)
+        log.warning("supervisord (pid %d) is gone: leaving the port to the next front", parent)
+        self._orphaned = True
+        self._stop.set()
+
     def _drain_seconds(self) -> float:
-        """DRAIN_SECONDS as it stands now: it may have changed since front came up."""
+        """DRAIN_SECONDS as it stands now: it may have changed since front came up. Without a supervisor
+        nobody waits for this front, and the engine goes on."""
+        if self._orphaned:
+            return _ORPHAN_SECONDS
         try:
             return settings_file.load(self._paths, self._environ).drain_seconds
         except BwdError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import re
+import socket
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -42,8 +44,9 @@ class InFlight:
     stream: bool = False
 
 
-class _NobodyListens(Exception):
-    """The engine's socket refused before a byte was sent: the request may be tried again."""
+class _NotTaken(Exception):
+    """The engine was not reached, so not a byte was sent: the request may be tried again. The text says
+    why it was not."""
 
 
 class _Engine:
@@ -201,14 +204,13 @@ class Relay:
                         continue  # it may have closed while the body came in
             try:
                 return await self._relay(request, door, request_id, target, body)
-            except _NobodyListens:
+            except _NotTaken as problem:
                 if not tried:
                     tried = True
                     await asyncio.sleep(_RETRY_SECONDS)
                     continue
                 # The daemon has not noticed yet. For the client it is a closed gate, not a 502.
-                why = "nothing listens on its socket"
-                lost = replace(gate, open=False, phase=gates.GONE, why=why, hold=True)
+                lost = replace(gate, open=False, phase=gates.GONE, why=str(problem), hold=True)
 
     async def _hold(self, seconds: float) -> None:
         self._held += 1
@@ -264,7 +266,7 @@ class Relay:
                 allow_redirects=False,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as problem:
-            raise _NobodyListens from problem
+            raise _NotTaken("nothing listens on its socket") from problem
         except (aiohttp.ClientError, OSError) as problem:
             if request.transport is None:
                 raise ConnectionResetError("the client went away") from problem
@@ -272,6 +274,8 @@ class Relay:
                 message = "bwd: the request's body is not valid HTTP"
                 bad = gates.error("own", 400, message, "invalid_request_error", 400)
                 return self._answer(request, bad, request_id, door)
+            if (data is None or body is not None) and _queue_is_full(self._gate.engine_socket):
+                raise _NotTaken("its accept queue is full") from problem
             return self._answer(request, self._no_answer(problem), request_id, door)
         try:
             return await self._stream(answer, request, door, request_id, one)
@@ -332,3 +336,12 @@ class Relay:
         if answer.kind != "own":
             self._totals[answer.kind] += 1
         return own_answer(request, answer, request_id, door.retired)
+
+
+def _queue_is_full(path: str) -> bool:
+    """Whether the engine's accept queue has no room: on a unix socket that is EAGAIN, which asyncio takes
+    for a connection under way, so that the first write fails as if the engine had hung up. An engine that
+    did hang up is gone, and its socket refuses."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        trial.setblocking(False)
+        return trial.connect_ex(path) == errno.EAGAIN

@@ -179,6 +179,23 @@ class Stage:
             assert process.poll() is None, front.log()
         return front
 
+    def supervised_front(self, *lines: str) -> tuple[Front, subprocess.Popen[bytes]]:
+        """A front that is the child of another program, as of supervisord; and that program."""
+        self._count += 1
+        state = self.folder / f"s{self._count}"
+        state.mkdir()
+        (state / "front.err").write_text("")
+        port = free_port()
+        env_file = state / ".env"
+        env_file.write_text("\n".join((f"PORT={port}", *lines, "")))
+        start = "subprocess.Popen([sys.executable, '-m', 'bwd', 'front'])"
+        program = f"import subprocess, sys, time; {start}; time.sleep(60)"
+        env = {**environment(state, env_file), "SUPERVISOR_ENABLED": "1"}
+        parent = self.spawn(sys.executable, "-c", program, stderr=state / "front.err", env=env)
+        front = Front(parent, port, state, env_file)
+        until(lambda: "listening on" in front.log(), "front never listened")
+        return front, parent
+
     def end(self) -> None:
         for process in self._started:
             process.kill()

@@ -222,6 +222,22 @@ def test_a_second_signal_ends_it_at_once(own_front: Front, stage: Stage) -> None
         assert own_front.wait() == 0
 
 
+def test_without_its_supervisor_it_makes_room_and_lets_the_stream_end(stage: Stage, gate_to: Any) -> None:
+    front, parent = stage.supervised_front("DRAIN_SECONDS=0.1")
+    front.gate = gate_to(stage.upstream().path, front.port)
+    front.put()
+    with front.connect() as sock:
+        sock.sendall(STREAM % 400)
+        sock.recv(100)
+        parent.kill()
+        parent.wait()
+        stage.until(lambda: "is gone: leaving the port" in front.log())
+        stage.until(lambda: not front.control.exists())
+        second = stage.front(port=front.port, state=front.state)
+        assert rest_of(sock).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert second.stats()["listening"] == f"127.0.0.1:{front.port}"
+
+
 def test_sigterm_before_the_settings_are_read_ends_it(stage: Stage) -> None:
     front = stage.front("PORT=many", ready=False)
     stage.until(lambda: "the settings cannot be read" in front.log())

@@ -430,6 +430,35 @@ def test_a_socket_that_nobody_listens_on_is_a_503(front: Front, tmp_path: Path) 
     assert (status, error(body)["phase"], headers["retry-after"]) == (503, "gone", "3")
 
 
+def test_a_full_accept_queue_is_waited_for(front: Front, stage: Stage, until: Any) -> None:
+    with contextlib.ExitStack() as stack:
+        path, crowd = _crowded(Path(stage.folder) / "full.sock", stack)
+        front.put(engine_socket=str(path), hold_seconds=0.3)
+        for body in (None, b"{}"):
+            status, headers, answer = front.get("/v1/echo", "POST", body)
+            assert (status, error(answer)["phase"], headers["retry-after"]) == (503, "gone", "3")
+        front.put(engine_socket=str(path), hold_seconds=10.0)
+        with ThreadPoolExecutor(1) as pool:
+            work = pool.submit(front.get, "/v1/echo", "POST", b"{}")
+            until(lambda: front.stats()["held"] == 1)
+            crowd.close()
+            stage.upstream(path)
+            assert work.result()[0] == 200
+
+
+def _crowded(path: Path, stack: contextlib.ExitStack) -> tuple[Path, contextlib.ExitStack]:
+    """A socket that somebody listens on and whose accept queue is full."""
+    crowd = stack.enter_context(contextlib.ExitStack())
+    server = crowd.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
+    server.bind(str(path))
+    server.listen(0)
+    while True:
+        client = crowd.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
+        client.setblocking(False)
+        if client.connect_ex(str(path)) != 0:
+            return path, crowd
+
+
 def test_a_request_outlives_the_engine_that_it_did_not_reach(front: Front, stage: Stage, until: Any) -> None:
     first = stage.upstream()
     front.put(engine_socket=str(first.path))
