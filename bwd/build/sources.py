@@ -22,6 +22,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bwd.adapters.ranged_file import RangedFile
 from bwd.errors import BwdError
@@ -233,7 +234,9 @@ def unpack_sdist(archive: Path, folder: Path) -> Path:
     _remove(scratch)
     scratch.mkdir(parents=True)
     with tarfile.open(archive) as tar:
-        tar.extractall(scratch, filter="data")
+        # Python 3.11.2 (Debian 12) has no filters yet; the archive is the pinned one either way
+        options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        tar.extractall(scratch, **options)
     (tree,) = scratch.iterdir()
     _remove(folder)
     os.replace(tree, folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,18 +16,12 @@ from bwd.build import compile as compiler
 from bwd.build.compile import Inputs
 from bwd.core.build import Jobs
 from bwd.errors import BwdError
+from tests.build import toolchain
 from tests.build.conftest import ROOT
 
 JOBS = Jobs(2, 1, "test")
 
-
-def ninja() -> str:
-    places = [ROOT / ".venv" / name / "bin" for name in ("cpu", "cuda", "dev")]
-    places += [ROOT / ".pixi" / "envs" / name / "bin" for name in ("cpu", "cuda", "dev")]
-    found = shutil.which("ninja", path=os.pathsep.join([*map(str, places), os.environ.get("PATH", "")]))
-    if found is None:
-        pytest.skip("no ninja: install the cpu environment (`./pixiw install -e cpu`)")
-    return found
+pytestmark = pytest.mark.timeout(400)  # the first one fetches ninja and what comes with it
 
 
 @pytest.fixture
@@ -69,7 +62,7 @@ def stub(inputs: Inputs, body: str) -> None:
 
 
 def env() -> dict[str, str]:
-    folder = os.path.dirname(ninja())
+    folder = toolchain.ninja().parent
     path = os.environ.get("PATH", "")
     return {**os.environ, "PATH": f"{folder}:{path}", "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
 

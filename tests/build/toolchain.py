@@ -42,6 +42,10 @@ def site_packages() -> Path:
     return folder
 
 
+def ninja() -> Path:
+    return next(site_packages().glob("ninja-*.data/scripts/ninja"))
+
+
 def _take(pin: Mapping[str, Any], folder: Path, indexes: tuple[str, ...]) -> None:
     source = sources.Source(pin["project"], pin["filename"], "", 0)
     with RangedFile(sources.find_url(source, indexes)) as remote, zipfile.ZipFile(remote) as archive:
@@ -87,6 +91,9 @@ MEMBERS = {
     "nvidia-curand": ["nvidia/cu13/include/"],
     "torch": ["torch/include/"],
     "triton": ["triton/backends/nvidia/bin/cuobjdump"],
+    "ninja": ["ninja-1.13.2.data/scripts/ninja"],
+    "jinja2": ["jinja2/"],  # Marlin's generator, a script of vLLM's, wants it
+    "markupsafe": ["markupsafe/"],
 }
 
 
