@@ -102,7 +102,8 @@ START: tuple[Signature, ...] = (
         action=Action.NOTICE,
         literal="No available memory for the cache blocks",
         key="GPU_MEMORY_UTILIZATION",
-        hint="raise GPU_MEMORY_UTILIZATION, use more cards (TENSOR_PARALLEL_SIZE), or a smaller MODEL",
+        hint="raise GPU_MEMORY_UTILIZATION (or --kv-cache-memory-bytes where you set it), use more cards "
+        "(TENSOR_PARALLEL_SIZE), or a smaller MODEL",
         fixture="(EngineCore pid=512) ERROR 11-30 08:00:00 [core.py:1510] ValueError: No available memory for the "
         "cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
         origin="vLLM 0.32.0 v1/core/kv_cache_utils.py:1011",

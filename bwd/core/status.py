@@ -140,6 +140,7 @@ class Status:
     warnings: tuple[str, ...] = ()
     env_file: str = ""
     settings_problems: tuple[str, ...] = ()
+    rolled_back_keys: str = ""  # whose edit it was, with their places
     settings_live: Mapping[str, float] = field(default_factory=dict)  # seconds, by key, as applied now
     settings_changed: Mapping[str, Any] | None = None  # the last change: at, kind, keys (where)
     daemon: Daemon = field(default_factory=Daemon)
@@ -166,7 +167,9 @@ class Status:
             "api_key": self.api_key,
             "cause": cause_dict(state.cause or state.last_cause),
             "cause_ago_s": None if state.last_cause_at is None else round(self.now - state.last_cause_at, 1),
-            "rolled_back": cause_dict(state.rolled_back),
+            "rolled_back": None
+            if state.rolled_back is None
+            else {**(cause_dict(state.rolled_back) or {}), "keys": self.rolled_back_keys},
             "retry_in_s": None if retry == inf else round(max(0.0, retry), 1),
             "restarts": dict(state.restarts),
             "restarts_total": sum(state.restarts.values()),

@@ -121,7 +121,8 @@ def _trouble(status: Mapping[str, Any]) -> list[str]:
         rows.append(row("again", f"in {float(status['retry_in_s']):.0f} s"))
     back = status.get("rolled_back") or {}
     if back:
-        rows.append(row("rolled back", str(back.get("line") or back.get("text"))))
+        keys = f"{back['keys']}: " if back.get("keys") else ""
+        rows.append(row("rolled back", f"{keys}{back.get('line') or back.get('text')}"))
     if status.get("phase") == Phase.FATAL:
         rows.append(row("do", "mend the cause (an edit of .env starts it by itself), or `bwd restart`"))
     run = status.get("run") or {}

@@ -145,7 +145,7 @@ class Effects:
             case Record():
                 more = {"run": run.run_id if run is not None else ""}
                 if back_to is not None and run is not None:
-                    more["keys"] = self._edited(run, back_to)
+                    more["keys"] = self.world.rolled_back_keys = self._edited(run, back_to)
                 self.world.record(effect.what, effect.cause, **more)
             case Remember() if run is not None and run.launch is not None:
                 prepare.remember(self.world, run.launch.host_key, effect.plan.rung)

@@ -244,9 +244,7 @@ class Daemon:
         socket = str(self.world.paths.engine_socket)
         now = clock.monotonic()
         standing = self.front.stats.gate if self.front.stats is not None else None
-        return gate_of(
-            self.state, self.world.settings, self._policy(), socket, model or None, now, standing
-        )
+        return gate_of(self.state, self.world.settings, self._policy(), socket, model or None, now, standing)
 
     def status(self) -> dict[str, Any]:
         """The status as data (docs/status.md)."""

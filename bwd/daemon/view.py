@@ -50,6 +50,7 @@ def status_of(
         warnings=tuple(dict.fromkeys(map(world.hide, world.warnings))),
         env_file=str(world.paths.env_file),
         settings_problems=tuple(map(world.hide, world.problems)),
+        rolled_back_keys=world.rolled_back_keys,
         settings_live=_live(settings),
         settings_changed=world.last_change,
         daemon=status.Daemon(os.getpid(), round(now - began, 1), bwd.__version__),

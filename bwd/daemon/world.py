@@ -84,6 +84,7 @@ class World:
     warnings: tuple[str, ...] = ()  # of the last plan
     could_not: dict[str, str] = field(default_factory=dict)  # by who could not look
     last_change: dict[str, Any] | None = None  # of the settings, as status shows it
+    rolled_back_keys: str = ""  # whose edit was rolled back last, with their places
     _secrets: set[str] = field(default_factory=set)
 
     def take(self, settings: Settings) -> None:

@@ -107,8 +107,9 @@ class Play:
         self(at, Reaped(run), phase, effects, **attrs)
 
     def drained(self, at: float) -> None:
+        """Nothing is in flight any more: a run that clients wait to see replaced is killed."""
         run = self.state.run
-        self(at, Drained(run), "stopping", f"terminate {run}")
+        self(at, Drained(run), "stopping", f"{'kill' if self.state.wanted else 'terminate'} {run}")
 
 
 Story = Callable[[Play], None]
