@@ -2,46 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from bwd.core.events import Phase
-from bwd.core.probe_values import ProbeSpec
-from bwd.core.replay import Replayed, replay
-
-HISTORIES = Path(__file__).parents[1] / "histories"
-FILES = sorted(HISTORIES.glob("*.jsonl"))
-
-
-def read(path: Path) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """The histories in a file: each begins with a record that says what it is."""
-    what: dict[str, Any] | None = None
-    records: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        if "history" in record:
-            if what is not None:
-                yield what, records
-            what, records = record, []
-        else:
-            records.append(record)
-    if what is not None:
-        yield what, records
-
-
-@cache
-def load() -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    return {what["history"]: (what, records) for path in FILES for what, records in read(path)}
-
-
-def play(name: str) -> Replayed:
-    what, records = load()[name]
-    return replay(records, spec=ProbeSpec(**what.get("spec", {})))
+from bwd.core.replay import replay
+from tests.histories.files import load, play
 
 
 @pytest.mark.parametrize("name", list(load()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 SPECIAL = "<|endoftext|>"
 
@@ -43,7 +44,7 @@ def lay(folder: Path) -> Path:
     special = {"id": 256, "content": SPECIAL, "single_word": False, "lstrip": False, "rstrip": False,
                "normalized": False, "special": True}  # fmt: skip
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [special],
         "normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level,
         "model": {

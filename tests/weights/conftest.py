@@ -30,18 +30,3 @@ def hub(running_hub: FakeHub) -> FakeHub:
 @pytest.fixture
 def here(hub: FakeHub, tmp_path: Path) -> Place:
     return place(hub, tmp_path / "state")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "faults: a fault of the Hub, the network or the disk is played")
-    config.addinivalue_line("markers", "long: takes long; only when -m asks for faults or long")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long ones run in `test-faults` (-m "faults or long") only."""
-    if any(word in (config.option.markexpr or "") for word in ("faults", "long")):
-        return
-    skip = pytest.mark.skip(reason="long: runs with -m 'faults or long'")
-    for item in items:
-        if item.get_closest_marker("long") is not None:
-            item.add_marker(skip)
