@@ -52,7 +52,7 @@ class Probing:
                 while True:
                     if self.run.phase() in SERVES:
                         await self._sample(probe)
-                    await asyncio.sleep(probes.interval(self.state, self.spec))
+                    await self._pause(probes.interval(self.state, self.spec))
             finally:
                 if self._canary is not None:
                     self._canary.cancel()
@@ -133,6 +133,16 @@ class Probing:
         if self._canary is None and probes.canary_due(self.state, now, self.spec):
             self._canary_since = now
             self._canary = asyncio.create_task(probe.canary(run.served_name, self.spec.canary_timeout))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for the next sample, but no longer once a process of the run has newly stopped or gone: a
+        look at it costs microseconds, and its window begins when it is first seen."""
+        end = clock.monotonic() + seconds
+        before = self._processes()
+        while (left := end - clock.monotonic()) > 0:
+            await asyncio.sleep(min(left, self.run.world.limits.glance))
+            if self._processes() != before and self.run.phase() in SERVES:
+                return
 
     def _tell(self, sample: Sample) -> None:
         run = self.run

@@ -29,8 +29,7 @@ class Limits:
     log_poll: float = 0.25  # between two looks at the log while an engine starts or misbehaves
     log_poll_calm: float = 1.0  # ... while it is READY
     startup_probe: float = 0.5  # between two tries of the startup probe
-    sample_busy: float = 1.0  # between two readings of the counters with requests running
-    sample_idle: float = 3.0  # ... with none
+    glance: float = 0.5  # between two looks at the states of the engine's processes
     startup_canary: float = 30.0  # the first token may compile
     scan: float = 10.0  # between two full looks at the process table
     scan_start: float = 2.0  # ... while an engine starts: its names in /dev/shm are learned here

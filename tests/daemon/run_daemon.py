@@ -28,7 +28,7 @@ SHORT = {
     },
     "limits": {
         "startup_probe": 0.1,
-        "sample_busy": 0.3,
+        "glance": 0.1,
         "scan": 1.0,
         "snapshot": 2.0,
         "stacks": 0.2,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,54 @@ def test_a_stopped_process_is_a_hang_when_it_lasts(house: House) -> None:
     os.kill(status["run"]["pid"], signal.SIGSTOP)
     status = house.ready(2)
     assert status["restarts_total"] == 1
+
+
+def test_a_stopped_process_is_seen_at_once_and_not_at_the_next_sample(house: House) -> None:
+    house.start({"spec": {"interval": 4.0, "gap": 20.0}})
+    pid = house.ready()["run"]["pid"]
+    time.sleep(1)
+    os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    status = house.until(lambda s: s["phase"] == "suspect", 10)
+    assert time.monotonic() - begun < 2.5
+    assert "is stopped" in status["why"]
+    os.kill(pid, signal.SIGCONT)
+    status = house.until(lambda s: s["phase"] == "ready", 10)
+    assert status["restarts_total"] == 0
+
+
+def test_an_edit_that_is_taken_back_while_it_drains_costs_nothing(house: House) -> None:
+    """The drain's waiter ends with the drain: it must not end the run that serves on."""
+    house.play({"delay": 0.05})
+    front = house.start_front()
+    house.start()
+    first = house.ready()
+    lines: list[str] = []
+    reader = threading.Thread(target=lambda: lines.extend(_through_front(house, 120)))
+    reader.start()
+    house.until(lambda s: s["front"] and s["front"]["in_flight"] == 1)
+    house.write_env("MAX_NUM_SEQS=3", "DRAIN_SECONDS=30")
+    house.until(lambda s: s["phase"] == "draining")
+    house.write_env("DRAIN_SECONDS=30")
+    status = house.until(lambda s: s["phase"] == "ready" and s["prep"]["phase"] == "none")
+    reader.join(30)
+    assert lines[-1] == "data: [DONE]"
+    assert len(lines) == 121
+    time.sleep(1.0)  # a waiter that lived on would say now that nothing is in flight
+    status = house.status()
+    assert (status["phase"], status["run"]["id"]) == ("ready", first["run"]["id"])
+    assert front.poll() is None
+
+
+def _through_front(house: House, tokens: int) -> Iterator[str]:
+    connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=30)
+    body = json.dumps({"model": "fake", "prompt": "x", "max_tokens": tokens, "stream": True})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    while line := answer.readline():
+        if line.strip():
+            yield line.decode().strip()
+    connection.close()
 
 
 def test_a_stop_ends_an_engine_that_ignores_term_and_a_grandchild_that_left_the_session(house: House) -> None:
