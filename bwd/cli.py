@@ -36,7 +36,7 @@ VERBS = (
     Verb("verify", "verify", "check that what runs is right: environment, answers, speed", "bwd verify"),
     Verb("history", "history", "what happened to the engine, newest last", "bwd history -n 20"),
     Verb("incidents", "incidents", "snapshots taken before a kill: list, show", "bwd incidents last"),
-    Verb("reload", "reload", "read .env again now; --check says what that would do", "bwd reload --check"),
+    Verb("reload", "reload", "take .env now; --check: what would that do?", "bwd reload --check draft.env"),
     Verb("config", "config", "the settings in force and where each comes from", "bwd config"),
     Verb("host", "host", "this machine: GPUs, links, cores, driver", "bwd host --json"),
     Verb("build", "build", "compile vLLM from its pinned sources for these cards", "bwd build --arch 12.0"),

@@ -27,7 +27,7 @@ class Control(Protocol):
     async def start(self) -> Mapping[str, Any]: ...
     async def restart(self) -> Mapping[str, Any]: ...
     async def stop_engine(self, drain: bool) -> Mapping[str, Any]: ...
-    async def reload(self, check: bool) -> Mapping[str, Any]: ...
+    async def reload(self, check: bool, file: str) -> Mapping[str, Any]: ...
 
 
 async def serve(control: Control, path: Path) -> web.AppRunner:
@@ -53,7 +53,7 @@ async def serve(control: Control, path: Path) -> web.AppRunner:
 
     async def reload(request: web.Request) -> web.Response:
         body = await _body(request)
-        return _json(await control.reload(_flag(body, "check", False)))
+        return _json(await control.reload(_flag(body, "check", False), str(body.get("file") or "")))
 
     app.router.add_post("/stop-engine", _guard(stop))
     app.router.add_post("/reload", _guard(reload))

@@ -1,4 +1,5 @@
-"""`bwd reload`: read .env again now, not when the watcher sees it; `--check` says what it would do."""
+"""`bwd reload`: read .env again now, not when the watch sees it; `--check` says what it would do, and
+`--check FILE` what a draft would do in its place."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import sys
 from bwd import paths as bwd_paths
 from bwd.adapters import bwd_client
 from bwd.core.exit_codes import ExitCode
+from bwd.errors import BwdError
 
 _SAYS = {
     "none": "nothing changes",
@@ -20,12 +22,20 @@ _SAYS = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="say what it would do, and do nothing")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="with --check: look at FILE, not at .env")
     parser.add_argument("--json", action="store_true", help="the answer as data")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.file and not args.check:
+        raise BwdError(
+            f"only .env is taken, not {args.file}",
+            hint="look at a draft with `bwd reload --check FILE`, then copy it over .env",
+            exit_code=ExitCode.USAGE,
+        )
     paths = bwd_paths.find(os.environ)
-    answer = bwd_client.post(paths.bwd_socket, "/reload", {"check": args.check}, timeout=60.0)
+    order = {"check": args.check, **({"file": os.path.abspath(args.file)} if args.file else {})}
+    answer = bwd_client.post(paths.bwd_socket, "/reload", order, timeout=60.0)
     problems = [str(problem) for problem in answer.get("problems") or ()]
     code = ExitCode.FAILED if problems else ExitCode.OK
     if args.json:

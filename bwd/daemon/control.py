@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bwd.adapters import history, metrics, snapshots
@@ -50,12 +51,14 @@ class Controls:
             self._daemon.hurry()
         return answer
 
-    async def reload(self, check: bool) -> Mapping[str, Any]:
+    async def reload(self, check: bool, file: str) -> Mapping[str, Any]:
+        """Take `.env` now; with `check` say what that would do, or what it would if `file` were it."""
         daemon = self._daemon
         if check:
             stats = await daemon.front.recent(daemon.world.limits.gate)
             listening = stats.listening if stats is not None else ""
-            return await reload.check(daemon.world, reload.look(daemon.world), daemon.run, listening)
+            reading = reload.look(daemon.world, Path(file) if file else None)
+            return await reload.check(daemon.world, reading, daemon.run, listening)
         reading = daemon.reload(asked=True)
         stats = await daemon.front.put()
         trouble = (stats.why,) if stats is not None and stats.why else ()

@@ -163,8 +163,9 @@ class EngineRun:
             kernel.close()
 
     def take(self, text: str, *, kernel: bool = False) -> None:
-        """One line of the engine's output, or of the kernel's log."""
-        line = log_lines.parse(text, kernel=kernel)
+        """One line of the engine's output, or of the kernel's log. It may quote a secret (argparse
+        repeats what it does not know), and what is made of it is shown and kept."""
+        line = log_lines.parse(self.world.hide(text), kernel=kernel)
         phase = self.phase()
         marker = markers.read(line)
         if marker is not None:

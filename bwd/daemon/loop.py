@@ -252,4 +252,4 @@ class Daemon:
             self.world, self.state, self._policy(), self.run, self.effects.probing,
             self.front.stats, self.front.trouble, self.began,
         )  # fmt: skip
-        return shown.to_dict()
+        return dict(self.world.hidden(shown.to_dict()))

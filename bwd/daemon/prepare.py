@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,20 +135,21 @@ async def _both(
         await asyncio.gather(first, second, return_exceptions=True)
 
 
-def load_settings(world: World) -> Settings:
-    """The settings as they stand in the files now. A `.env` that settings in force came from and that
-    is gone or empty is refused: a `git clean`, or an editor between truncating and writing, must not
-    make an engine of defaults. Raises SettingsError."""
+def load_settings(world: World, file: Path | None = None) -> Settings:
+    """The settings as they stand in the files now, with `file` in place of `.env` where one is given.
+    A `.env` that settings in force came from and that is gone or empty is refused: a `git clean`, or an
+    editor between truncating and writing, must not make an engine of defaults. Raises SettingsError."""
     origins = world.settings.origins if world.settings is not None else {}
-    settings = settings_file.load(world.paths, world.environ)
+    paths = replace(world.paths, env_file=file) if file is not None else world.paths
+    settings = settings_file.load(paths, world.environ)
     if any(origin.source == "file" for origin in origins.values()):
         try:
-            gone = "" if world.paths.env_file.stat().st_size else "the file is empty"
+            gone = "" if paths.env_file.stat().st_size else "the file is empty"
         except OSError:
             gone = "the file is gone"
         if gone:
             hint = "put the lines back; a comment alone gives the defaults"
-            raise SettingsError((Problem("", settings_file.env_file_name(world.paths), gone, hint),))
+            raise SettingsError((Problem("", settings_file.env_file_name(paths), gone, hint),))
     return settings
 
 

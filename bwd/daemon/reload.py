@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bwd.adapters import clock, preflight
@@ -31,10 +32,11 @@ class Reading:
     notes: tuple[str, ...] = ()  # warnings that the settings in force did not have
 
 
-def look(world: World) -> Reading:
-    """Read the settings and compare them with those in force; nothing is changed."""
+def look(world: World, file: Path | None = None) -> Reading:
+    """Read the settings, from `file` in place of `.env` where one is given, and compare them with those
+    in force; nothing is changed."""
     try:
-        fresh = prepare.load_settings(world)
+        fresh = prepare.load_settings(world, file)
     except SettingsError as error:
         lines = tuple(problem.line() for problem in error.problems)
         return Reading(None, Change("none", ()), lines, prepare.cause_of(error))

@@ -95,6 +95,16 @@ class World:
     def hide(self, text: str) -> str:
         return redact(text, self._secrets)
 
+    def hidden(self, value: Any) -> Any:
+        """The same with every text in it."""
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, dict):
+            return {key: self.hidden(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hidden(item) for item in value]
+        return value
+
     def where(self) -> Mapping[str, str]:
         """Where each key that somebody set stands: "MAX_MODEL_LEN" -> ".env:12"."""
         if self.settings is None:
@@ -122,17 +132,7 @@ class World:
             words.append(f"cause={cause.id}: {cause.line()}")
         log.info("%s", " ".join(words))
         try:
-            history.append(self.paths.history, _hidden(entry, self.hide))
+            history.append(self.paths.history, self.hidden(entry))
             self.could("history", "")
         except OSError as error:
             self.could("history", f"the history cannot be written: {error.strerror or error}")
-
-
-def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return hide(value)
-    if isinstance(value, dict):
-        return {key: _hidden(item, hide) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hidden(item, hide) for item in value]
-    return value

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,7 +37,7 @@ COMMANDS = {
     "a symlink in its place": "echo PORT=8001 > other && ln -sf other env",
     "vim": "vim -u NONE -es -c '%s/8000/8001/' -c wq env",
     "vim, writing in place": "vim -u NONE --cmd 'set backupcopy=yes' -es -c '%s/8000/8001/' -c wq env",
-    "vim, with backup and undo files": "vim -u NONE --cmd 'set backup undofile' -es -c '%s/8000/8001/' -c wq env",
+    "vim, with an undo file": "vim -u NONE --cmd 'set undofile' -es -c '%s/8000/8001/' -c wq env",
     "perl -pi": "perl -pi -e s/8000/8001/ env",
 }
 NO_CHANGE = {
@@ -92,7 +92,7 @@ def _sh(command: str, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """How many changes each command made: all of them side by side, each in a folder of its own."""
     names = [name for name in {**COMMANDS, **NO_CHANGE} if shutil.which(_editor(name))]
 
@@ -104,7 +104,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
     async def all_of_them() -> list[int]:
         return await asyncio.gather(*(one(name, {**COMMANDS, **NO_CHANGE}[name]) for name in names))
 
-    yield dict(zip(names, asyncio.run(all_of_them()), strict=True))
+    return dict(zip(names, asyncio.run(all_of_them()), strict=True))
 
 
 def _of(told: dict[str, int], name: str) -> int:

@@ -164,8 +164,11 @@ class House:
         return self.until(there, seconds)
 
     def history(self) -> list[str]:
+        return [event["what"] for event in self.events()]
+
+    def events(self) -> list[dict[str, Any]]:
         path = self.state / "history.jsonl"
-        return [json.loads(line)["what"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def complete(self, tokens: int, socket_path: Path | None = None) -> Iterator[str]:
         """A streamed completion, line by line, straight from the engine."""
