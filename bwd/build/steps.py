@@ -19,8 +19,8 @@ from bwd.core.build import Jobs, version_of, wheel_key, wheel_requirements
 from bwd.errors import BwdError
 
 GB = 10**9
-DISK_NEEDED = {"source": 4 * GB, "wheel": 3 * GB}
-"""Bytes that a build takes in the state folder at its largest (docs/build.md): sources, objects, wheel."""
+DISK_NEEDED = {"source": 2 * GB, "wheel": 2 * GB}
+"""Bytes that a build may take in the state folder: about three times what was seen (docs/build.md)."""
 
 
 @dataclass(frozen=True, slots=True)
