@@ -30,6 +30,7 @@ START: tuple[Signature, ...] = (
         kind=Kind.CONFIG,
         action=Action.NOTICE,
         literal="error: argument",
+        key="EXTRA_VLLM_ARGS",
         hint="correct that value",
         fixture="api_server.py: error: argument --max-model-len: invalid human_readable_int_or_auto value: 'abc'",
         origin=_MEASURED,

@@ -130,7 +130,7 @@ def test_a_prompt_about_memory_says_nothing_even_with_line_breaks() -> None:
 # ------------------------------------------------------------------ whole runs
 CAUSES = {
     "flag": ("FLAG_UNKNOWN", Kind.CONFIG, ".env:7 EXTRA_VLLM_ARGS", ""),
-    "value": ("FLAG_VALUE", Kind.CONFIG, "", ""),
+    "value": ("FLAG_VALUE", Kind.CONFIG, ".env:7 EXTRA_VLLM_ARGS", ""),
     "maxlen": ("LEN_OVER_MODEL", Kind.CONFIG, ".env:12 MAX_MODEL_LEN", "MAX_MODEL_LEN=8192 would fit"),
     "kv": ("KV_SMALL", Kind.CONFIG, ".env:12 MAX_MODEL_LEN", "MAX_MODEL_LEN=256 would fit"),
     "path": ("MODEL_PATH", Kind.CONFIG, "MODEL", ""),

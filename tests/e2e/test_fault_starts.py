@@ -74,7 +74,9 @@ def test_a_kv_cache_too_small_names_the_key_and_a_value_that_fits(place: FaultPl
 
 def test_a_value_that_vllm_refuses_is_its_own_words(place: FaultPlace) -> None:
     place.settings(ranks=1, extra="--max-num-batched-tokens abc")
-    gives_up(place, "a bad value of a known flag", "FLAG_VALUE", "--max-num-batched-tokens")
+    gives_up(
+        place, "a bad value of a known flag", "FLAG_VALUE", "--max-num-batched-tokens", "EXTRA_VLLM_ARGS"
+    )
 
 
 def test_an_unknown_flag_is_refused_before_anything_starts(place: FaultPlace) -> None:
