@@ -64,7 +64,7 @@ async def kill(run: EngineRun) -> None:
 
 async def _kill_all(run: EngineRun) -> None:
     members = await asyncio.to_thread(run.scan)
-    trackers = tuple(member for member in members if process.is_tracker(member))
+    trackers = tuple(m for m in members if m.state != "D" and process.is_tracker(m))
     others = tuple(member for member in members if member not in trackers)
     process.send(others, signal.SIGKILL)
     if trackers:

@@ -203,16 +203,18 @@ class EngineRun:
         found = process.members(self.run_id, self.child, tuple(self.known.values()))
         for member in found:
             self.known[member.pid] = member
-            if member.pid not in self.names:
+            if member.pid not in self.names and member.state != "D":
                 self.names[member.pid] = title(member)
         return found
 
     def scan(self) -> tuple[Process, ...]:
         """The members again, with their titles and their names in /dev/shm. Blocking."""
         found = self.members()
-        for member in found:
+        # A process in state D may hold the lock that its maps and its command line are read under
+        open_ones = [member for member in found if member.state != "D"]
+        for member in open_ones:
             self.names[member.pid] = title(member)
-        self.shm_seen |= shm.held([member.pid for member in found]) - self.shm_before
+        self.shm_seen |= shm.held([member.pid for member in open_ones]) - self.shm_before
         return found
 
     def pids(self) -> frozenset[int]:

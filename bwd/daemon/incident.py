@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bwd.adapters import clock, engine_log, gpu_load, history, process, snapshots
+from bwd.adapters import clock, engine_log, history, process, snapshots
+from bwd.adapters.gpu_load import GpuLoad
 from bwd.adapters.probe import Probe
 from bwd.core.events import Cause, Kind
 from bwd.core.status import cause_dict
@@ -29,7 +30,7 @@ async def take(run: EngineRun, cause: Cause, status: Mapping[str, Any]) -> Path:
     jobs = {
         "metrics.txt": _metrics(run),
         "processes.txt": asyncio.to_thread(_processes, run),
-        "nvidia-smi.txt": asyncio.to_thread(_nvidia, limit),
+        **({"nvidia-smi.txt": asyncio.to_thread(GpuLoad().report, limit)} if run.engine == "cuda" else {}),
         "stacks": _stacks(run, cause),
     }
     tasks = {name: asyncio.ensure_future(job) for name, job in jobs.items()}
@@ -89,14 +90,9 @@ def _processes(run: EngineRun) -> str:
     for member in run.scan():
         where = process.where_in_kernel(member.pid) or "-"
         name = run.names.get(member.pid, member.name)
-        lines.append(
-            f"{member.pid} {member.ppid} {member.state} {where} {name} {process.command(member.pid)}"
-        )
+        command = "-" if member.state == "D" else process.command(member.pid)  # its lock may be held
+        lines.append(f"{member.pid} {member.ppid} {member.state} {where} {name} {command}")
     for pid, known in run.known.items():
         if process.read(pid) is None:
             lines.append(f"{pid} {known.ppid} gone - {run.names.get(pid, known.name)}")
     return run.world.hide("\n".join(lines) + "\n")
-
-
-def _nvidia(limit: float) -> str:
-    return gpu_load.report(limit)

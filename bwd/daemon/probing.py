@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bwd.adapters import clock, compiling, gpu_load, process
+from bwd.adapters import clock, compiling, process
 from bwd.adapters.front_client import Stats
+from bwd.adapters.gpu_load import GpuLoad
 from bwd.adapters.probe import Answer, Probe
 from bwd.core import probes
 from bwd.core.counters import Counters
@@ -39,6 +40,7 @@ class Probing:
     _scanned: float = float("-inf")
     _members: tuple[process.Process, ...] = ()
     _cpu: tuple[float, float] = (0.0, 0.0)
+    _gpus: GpuLoad = field(default_factory=GpuLoad)
     _asleep: float = field(default_factory=clock.suspended)
     _caches: compiling.Caches = field(init=False)
 
@@ -244,7 +246,11 @@ class Probing:
     async def _computing(self, uneasy: bool) -> str:
         """Whether the devices work: power on a GPU, processor time of the engine on a CPU."""
         if self.run.engine == "cuda":
-            return await asyncio.to_thread(gpu_load.computing) if uneasy else ""
+            if not uneasy:
+                return ""
+            found = await asyncio.to_thread(self._gpus.computing)
+            self.run.world.could("nvidia-smi", self._gpus.trouble)
+            return found
         now = clock.monotonic()
         used = sum(process.cpu_seconds(pid) for pid in self.run.pids())
         (then, before), self._cpu = self._cpu, (now, used)
