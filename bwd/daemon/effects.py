@@ -42,7 +42,8 @@ from bwd.daemon.world import World
 log = logging.getLogger("bwd")
 
 
-# vLLM 0.32.0's default max_num_batched_tokens of an API server, by "is CUDA" (arg_utils.py)
+# vLLM 0.32.0's default max_num_batched_tokens of an API server, by "is CUDA" (arg_utils.py): the most
+# for CUDA; on the CPU for each rank (4096 was logged with two)
 _STEP_TOKENS = {True: 8192, False: 2048}
 # Tokens a second of prefill that such an engine reaches at the very least
 _PREFILL_RATE = {True: 2000.0, False: 100.0}
@@ -50,14 +51,31 @@ _PREFILL_RATE = {True: 2000.0, False: 100.0}
 
 def _batched_tokens(run: EngineRun) -> int:
     """The most tokens that the engine takes in one step: as set, or vLLM's default."""
+    cuda = run.engine == "cuda"
+    ranks = 1 if cuda else _number(run, "--tensor-parallel-size") or 1
+    return _number(run, "--max-num-batched-tokens") or _STEP_TOKENS[cuda] * ranks
+
+
+def _number(run: EngineRun, flag: str) -> int | None:
+    """The number that follows this flag in the engine's command line."""
     argv = [str(word) for word in run.plan.get("argv") or ()]
     for index, word in enumerate(argv):
         name, _, value = word.partition("=")
-        if name == "--max-num-batched-tokens":
+        if name == flag:
             value = value or (argv[index + 1] if index + 1 < len(argv) else "")
-            if value.isdigit():
-                return int(value)
-    return _STEP_TOKENS[run.engine == "cuda"]
+            return int(value) if value.isdigit() else None
+    return None
+
+
+def spec_of(run: EngineRun) -> ProbeSpec:
+    """The probes' limits for this plan: what one prefill step may take is what keeps a long prompt on a
+    slow machine from being called a hang."""
+    tokens = _batched_tokens(run)
+    return replace(
+        ProbeSpec(),
+        step_tokens=min(tokens, int(run.plan.get("max_model_len") or tokens)),
+        prefill_rate=_PREFILL_RATE[run.engine == "cuda"],
+    )
 
 
 class Effects:
@@ -233,7 +251,10 @@ class Effects:
 
     def _watch_run(self, run: EngineRun) -> None:
         probing = Probing(
-            run, self._spec_of(run), lambda: self.front.recent(self.world.limits.gate), self._idle_canary
+            run,
+            self.spec or spec_of(run),
+            lambda: self.front.recent(self.world.limits.gate),
+            self._idle_canary,
         )
         self.probing = probing
         run.tasks += [
@@ -246,18 +267,6 @@ class Effects:
     def _idle_canary(self) -> float | None:
         settings = self.world.settings
         return settings.canary_seconds if settings is not None else None
-
-    def _spec_of(self, run: EngineRun) -> ProbeSpec:
-        """The probes' limits for this plan: what one prefill step may take is what keeps a long prompt
-        on a slow machine from being called a hang."""
-        if self.spec is not None:
-            return self.spec
-        longest = run.plan.get("max_model_len") or _STEP_TOKENS[run.engine == "cuda"]
-        return replace(
-            ProbeSpec(),
-            step_tokens=min(_batched_tokens(run), int(longest)),
-            prefill_rate=_PREFILL_RATE[run.engine == "cuda"],
-        )
 
     async def keep(self, who: str, work: Callable[[], Awaitable[None]], once: bool = False) -> None:
         """Keep `work` going: what raises is noted and tried again, and is nobody's failure but ours."""
