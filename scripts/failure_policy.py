@@ -37,8 +37,8 @@ _KINDS: dict[Kind | None, tuple[str, str]] = {
     ),
     Kind.TRANSIENT: (
         "Transient",
-        "Snapshot, kill, clear away, start again after {backoff} s; at most {burst} times in {window:.0f} minutes, then "
-        "FATAL. {forgive:.0f} minutes READY without a break earn a clean slate.",
+        "Snapshot, kill, clear away, start again {backoff} s after the verdict; at most {burst} times in "
+        "{window:.0f} minutes, then FATAL. {forgive:.0f} minutes READY without a break earn a clean slate.",
     ),
     None: ("Benign", "Nothing is done. Listed because people take these lines for failures."),
 }

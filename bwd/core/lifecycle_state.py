@@ -175,7 +175,9 @@ def deadline(state: State, policy: Policy) -> float:
             }
             return state.pressed + limits.get(state.ending, 0.0)
         case P.BACKOFF:
-            return state.entered + pause(state, policy)
+            # From the verdict on: saving, killing and clearing away are part of the pause
+            failed = state.entered if state.last_cause_at is None else state.last_cause_at
+            return max(state.entered, failed + pause(state, policy))
         case _:
             return inf
 

@@ -175,11 +175,21 @@ def _(p: Play) -> None:
     p(110, Suspicion(1, "flat"), "suspect", "", why="flat")
     p(120, Failed(1, HUNG), "stopping", "snapshot 1 HUNG, kill 1")
     p(121, Exited(1, -9), "stopping", "reap 1")
-    p(125, Reaped(1), "backoff", "say trying again: HUNG", restarts={"HUNG": 1})
-    assert p.deadline == 130
+    p(122, Reaped(1), "backoff", "say trying again: HUNG", restarts={"HUNG": 1})
+    assert p.deadline == 125  # 5 s after the verdict, not after the clearing
     p.tick_at_deadline("stopped", "prepare 2")
-    p(131, Prepared(2, A), "starting", "spawn 2 A")
+    p(126, Prepared(2, A), "starting", "spawn 2 A")
     p(150, Answering(2), "ready", "say ready", last_cause=HUNG, cause=None)
+
+
+@story("clearing away that takes longer than the pause is pause enough")
+def _(p: Play) -> None:
+    p.up()
+    p(120, Failed(1, HUNG), "stopping", "snapshot 1 HUNG, kill 1")
+    p(121, Exited(1, -9), "stopping", "reap 1")
+    p(170, Reaped(1), "backoff", "say trying again: HUNG")
+    assert p.deadline == 170
+    p(170, Tick(), "stopped", "prepare 2")
 
 
 @story("nothing starts before the last run is gone")

@@ -111,7 +111,7 @@ def test_progress_is_shown_while_something_is_prepared_and_only_then() -> None:
 
 
 def test_backoff_says_when_it_tries_again() -> None:
-    waiting = replace(READY, phase=Phase.BACKOFF, cause=HUNG, entered=155.0)
+    waiting = replace(READY, phase=Phase.BACKOFF, cause=HUNG, entered=157.0, last_cause_at=155.0)
     assert Status(waiting, 160.0).to_dict()["retry_in_s"] == 15.0  # the second failure: 20 s
     assert Status(waiting, 500.0).to_dict()["retry_in_s"] == 0.0
     assert FULL.to_dict()["retry_in_s"] is None

@@ -7,6 +7,13 @@ Mutant = tuple[str, str, str, str, str]
 
 LIFECYCLE: tuple[Mutant, ...] = (
     (
+        "the pause begins anew when all is cleared away",
+        "lifecycle_state",
+        "failed = state.entered if state.last_cause_at is None else state.last_cause_at",
+        "failed = state.entered",
+        "a hang: snapshot, kill, clear, back off, prepare, start",
+    ),
+    (
         "events of an earlier run are believed",
         "lifecycle",
         "and event.run != state.run:",
