@@ -14,7 +14,7 @@ from pathlib import Path
 from bwd.build import session
 from bwd.build.sources import Say
 from bwd.build.toolkit import Toolkit
-from bwd.core.build import Jobs, diagnose, ninja_step, progress_line
+from bwd.core.build import Jobs, diagnose, ninja_step, progress_line, with_pool
 from bwd.errors import BwdError
 
 COMPONENTS = (
@@ -120,6 +120,8 @@ def configure(
     if used.code:
         failure = diagnose(lines, used.code, jobs.count)
         raise BwdError(f"CMake: {failure.cause}", hint=failure.hint, where=str(inputs.log))
+    file = inputs.folder / "build.ninja"
+    file.write_text(with_pool(file.read_text(), jobs.heavy))
 
 
 def compile_all(

@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     if warning := engine.check_torch(found, env.own, paths.root):
         say(f"note: {warning}")
     spec = _spec(args, paths, settings, found)
+    if settings.build == "source" and (warning := core.too_little(_available_memory())):
+        say(f"note: {warning}")
     if args.kernels is not None:
         _kernels(args.kernels, spec, paths, settings, around, say)
         return ExitCode.OK

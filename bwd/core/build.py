@@ -59,37 +59,76 @@ def arch_of(capabilities: Iterable[tuple[int, int]]) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------ jobs
-GB_PER_JOB = 3.0
-"""Memory in GiB that a compile job is reckoned with (docs/build.md has the measured sizes of the largest
-units). A machine that has less for each processor runs fewer jobs; one job always runs."""
+HEAVY = re.compile(
+    r"/cutlass/(?:c3x|moe)/\w*sm\d+\w*\.cu\b|/scaled_mm_c2x\.cu\b|/fp4/nvfp4_\w*(?:sm\d+\w*|moe_kernel)\.cu\b"
+)
+"""The units that instantiate CUTLASS. Each takes the memory of several others (docs/build.md has the sizes),
+so only as many of them run at once as fit: they get a pool of their own in ninja's file."""
+
+HEAVY_GB = 9.0
+"""GiB that such a unit is reckoned with: the largest of the 12.0 build took 8.9."""
+
+UNIT_GB = 2.4
+"""GiB for any other unit: the largest took 1.7."""
+
+_HEAVY_MOST = 4
+"""So many of them there are in a build for 12.0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """How many compilers run at once, each with `nvcc_threads` threads, and why so many."""
+    """How many compilers run at once, each with `nvcc_threads` threads, and why so many; `heavy` of them may
+    be at a unit of CUTLASS."""
 
     count: int
     nvcc_threads: int
     reason: str
+    heavy: int = 1
 
 
 def jobs(cpus: int, memory: int, setting: int | None = None, archs: int = 1) -> Jobs:
     """Jobs for `cpus` usable processors and `memory` bytes available.
 
-    nvcc runs one thread an architecture at most, so threads are given only where several
-    architectures are built and processors are left over. MAX_JOBS overrides the count.
+    Half of the memory is for units of CUTLASS, at most; the rest for others. nvcc runs one thread an
+    architecture, so threads are given only where several architectures are built and processors are left
+    over. MAX_JOBS overrides the count.
     """
+    available = memory / GIB
+    heavy = max(1, min(_HEAVY_MOST, int(available / (2 * HEAVY_GB))))
     if setting is not None:
-        return Jobs(setting, 1, f"MAX_JOBS={setting}")
-    fit = max(1, int(memory / GIB / GB_PER_JOB))
+        return Jobs(setting, 1, f"MAX_JOBS={setting}", min(heavy, setting))
+    fit = max(1, heavy + int((available - heavy * HEAVY_GB) / UNIT_GB))
     count = max(1, min(cpus, fit))
     threads = max(1, min(archs, cpus // count))
-    limit = "processors" if count == cpus else f"memory: {GB_PER_JOB:.0f} GiB a job"
+    limit = "processors" if count == cpus else f"memory: {UNIT_GB} GiB a unit, {HEAVY_GB:.0f} GiB a large one"
     return Jobs(
         count,
         threads,
-        f"{cpus} processors, {memory / GIB:.0f} GiB available; limited by {limit}",
+        f"{cpus} processors, {available:.0f} GiB available; limited by {limit}",
+        min(heavy, count),
     )
+
+
+def too_little(memory: int) -> str:
+    """Empty, or that the largest unit does not fit into `memory` bytes: swap can make up for it, slowly."""
+    if memory / GIB >= HEAVY_GB:
+        return ""
+    available = f"{memory / GIB:.0f} GiB are available"
+    return f"the largest unit takes {HEAVY_GB:.0f} GiB and {available}: close what you can"
+
+
+def with_pool(ninja_file: str, depth: int) -> str:
+    """CMake's ninja file with the units of CUTLASS in a pool of `depth`. CMake knows pools for whole targets
+    only. A pool is no part of a command: what is built stays built."""
+    head, body = "pool heavy\n  depth = ", ninja_file
+    if body.startswith(head):  # CMake leaves a file alone that would come out the same
+        body = body.partition("\n\n")[2].replace("\n  pool = heavy\n", "\n")
+    lines = [f"{head}{depth}", ""]
+    for line in body.splitlines():
+        lines.append(line)
+        if line.startswith("build ") and HEAVY.search(line.partition(": ")[0]):
+            lines.append("  pool = heavy")
+    return "\n".join(lines) + "\n"
 
 
 # ------------------------------------------------------------------ the key of a wheel
