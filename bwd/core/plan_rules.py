@@ -35,6 +35,15 @@ _NO_LOADER = {
     "exl2": "EXL2 is ExLlama's format",
     "exl3": "EXL3 is ExLlama's format",
 }
+# What a method computes in where it is not float16 or bfloat16 (get_supported_act_dtypes of each in
+# vLLM 0.32.0, model_executor/layers/quantization); vllm/config/vllm.py refuses the rest.
+_COMPUTES = {
+    "compressed-tensors": ("float32", "float16", "bfloat16"),
+    "torchao": ("float32", "float16", "bfloat16"),
+    "mxfp4": ("bfloat16",),
+    "fp_quant": ("bfloat16",),
+}
+_DTYPE_NAMES = {"half": "float16", "float": "float32"}
 _SAFE_LENGTH = 32768
 _RANKS = (8, 4, 2, 1)
 
@@ -76,9 +85,12 @@ def _quantisation(draft: Draft, settings: Settings, model: ModelFacts, gpus: Seq
             "MODEL", where_of(settings, "MODEL"), "INT8 W8A8 has no kernels on Blackwell cards",
             "a W4A16 (AWQ) or FP8 checkpoint of the model",
         )  # fmt: skip
-    if settings.dtype in ("float32", "float") and method is not None:
+    packed = method or (wanted if wanted != "auto" else None)
+    dtype = _DTYPE_NAMES.get(settings.dtype, settings.dtype)
+    computes = _COMPUTES.get(packed or "", ("float16", "bfloat16"))
+    if packed is not None and dtype != "auto" and dtype not in computes:
         draft.problem(
-            "DTYPE", where_of(settings, "DTYPE"), f"{method} kernels compute in float16 or bfloat16",
+            "DTYPE", where_of(settings, "DTYPE"), f"{packed} kernels compute in {' or '.join(computes)}",
             "DTYPE=auto",
         )  # fmt: skip
 

@@ -78,6 +78,9 @@ def test_a_longer_length_can_be_forced(words: str) -> None:
         ),
         ("QUANTIZATION=awq\n", demo(), "this one is not quantised. QUANTIZATION=auto"),
         ("DTYPE=float32\n", r1(), "awq kernels compute in float16 or bfloat16. DTYPE=auto"),
+        ("DTYPE=float\n", r1(quant_method="fp8"), "fp8 kernels compute in float16 or bfloat16. DTYPE=auto"),
+        ("DTYPE=half\n", r1(quant_method="mxfp4"), "mxfp4 kernels compute in bfloat16. DTYPE=auto"),
+        ("QUANTIZATION=fp8\nDTYPE=float32\n", demo(), "fp8 kernels compute in float16 or bfloat16"),
         ("", r1(quant_method="bitsandbytes"), "bitsandbytes left the vLLM core"),
         ("", r1(quant_method="exl2"), "EXL2 is ExLlama's format"),
         ("", r1(int8_activations=True), "INT8 W8A8 has no kernels on Blackwell cards"),
@@ -90,6 +93,14 @@ def test_quantisation_and_dtype(text: str, model: object, says: str) -> None:
 @pytest.mark.parametrize("value", ["awq", "awq_marlin", "auto_awq", "auto"])
 def test_every_name_of_awq_loads_awq(value: str) -> None:
     assert refused(f"QUANTIZATION={value}\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [("awq", "float16"), ("awq", "bfloat16"), ("compressed-tensors", "float32"), ("mxfp4", "bfloat16")],
+)
+def test_a_dtype_that_the_method_computes_in_is_taken(method: str, dtype: str) -> None:
+    assert refused(f"DTYPE={dtype}\n", model=r1(quant_method=method)) == ""
 
 
 def test_online_quantisation_of_a_plain_model_is_allowed() -> None:
