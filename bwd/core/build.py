@@ -69,7 +69,7 @@ HEAVY_GB = 9.0
 """GiB that such a unit is reckoned with: the largest of the 12.0 build took 8.9."""
 
 UNIT_GB = 2.4
-"""GiB for any other unit: the largest took 1.7."""
+"""GiB for any other unit: the largest that was seen took 1.0, so with room."""
 
 _HEAVY_MOST = 4
 """So many of them there are in a build for 12.0."""
