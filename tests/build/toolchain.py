@@ -1,8 +1,8 @@
 """nvcc and the headers that vLLM's kernels want, taken out of the locked wheels by ranges.
 
 The wheels whole are far larger, mostly libraries that compiling one unit does not need. What it needs (236 MB
-unpacked) is kept in the state folder of the checkout. Each file is held to the hash in its wheel's RECORD, and the
-RECORD to the hash in toolchain.json.
+unpacked) is kept in the state folder of the checkout. Each file is held to the hash in its wheel's RECORD,
+and the RECORD to the hash in toolchain.json.
 """
 
 from __future__ import annotations
