@@ -79,7 +79,7 @@ def test_jobs_come_from_processors_and_memory(
 @pytest.mark.parametrize("cpus", [1, 2, 4, 8, 16, 24, 32, 48, 96])
 @pytest.mark.parametrize("gib", [10, 12, 16, 24, 32, 48, 64, 96, 128, 256])
 def test_the_largest_units_that_can_meet_fit_into_the_memory(cpus: int, gib: int) -> None:
-    """8.9, 7.4, 7.0 and 5.6 GiB: the four of the 12.0 build, as measured; 1.7 for each other (1.0 was seen)."""
+    """8.9, 7.4, 7.0 and 5.6 GiB: the four of the 12.0 build, as measured. 1.7 for any other: 1.0 was seen."""
     jobs = build.jobs(cpus, gib * GIB)
     assert sum((8.9, 7.4, 7.0, 5.6)[: jobs.heavy]) + 1.7 * (jobs.count - jobs.heavy) <= gib
 
