@@ -14,7 +14,9 @@ class BwdError(Exception):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "", where: str = "", exit_code: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", where: str = "", exit_code: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import shutil
@@ -208,14 +209,15 @@ def convert(gguf: Path, out: Path, *, awq: bool, padded: bool = True) -> dict[st
     shape = Shape(
         heads, facts["llama.attention.head_count_kv"], hidden // heads, hidden, facts["llama.block_count"]
     )
-    count, state = len(reader.tensors), {}
+    read = list(itertools.accumulate(int(tensor.n_bytes) for tensor in reader.tensors))
+    state = {}
     for index, (name, w) in enumerate(tensors(reader, shape, padded)):
         if awq and name.endswith("_proj.weight"):
             base = name.removesuffix("weight")
             state[base + "qweight"], state[base + "qzeros"], state[base + "scales"] = quantise(w)
         else:
             state[name] = w.to(torch.float16 if awq else torch.bfloat16)
-        report.file("tensors", index + 1, count)
+        report.file(gguf.name, read[index], read[-1])
     report.note("writing the demo model")
     save_file(state, str(out / _WEIGHTS), metadata={"format": "pt"})
     for name, text in texts(facts, shape, awq=awq, padded=padded, tied="lm_head.weight" not in state).items():
