@@ -41,15 +41,25 @@ from typing import Any
 from aiohttp import web
 
 HEALTHY = [
-    {"log": "INFO", "at": "utils.py:286", "text": "non-default args: {'model': 'fake', 'api_key': ['sk-shh']}"},
+    {"log": "INFO", "at": "utils.py:286", "text": "non-default args: {'model': 'f', 'api_key': ['sk-shh']}"},
     {"log": "INFO", "at": "model.py:733", "text": "Resolved architecture: LlamaForCausalLM"},
     {"log": "INFO", "at": "core.py:133", "proc": "EngineCore",
      "text": "Initializing a V1 LLM engine (v0.32.0) with config: model='fake'"},
     {"log": "INFO", "at": "parallel_state.py:1906", "proc": "EngineCore",
      "text": "world_size=1 rank=0 local_rank=0 distributed_init_method=tcp://127.0.0.1:1 backend=gloo"},
-    {"log": "INFO", "at": "cpu_model_runner.py:68", "proc": "EngineCore", "text": "Starting to load model fake..."},
+    {
+        "log": "INFO",
+        "at": "cpu_model_runner.py:68",
+        "proc": "EngineCore",
+        "text": "Starting to load model fake...",
+    },
     {"raw": "\rLoading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00,  9.00it/s]\n"},
-    {"log": "INFO", "at": "default_loader.py:501", "proc": "EngineCore", "text": "Loading weights took 0.10 seconds"},
+    {
+        "log": "INFO",
+        "at": "default_loader.py:501",
+        "proc": "EngineCore",
+        "text": "Loading weights took 0.10 seconds",
+    },
     {"log": "INFO", "at": "cpu_worker.py:260", "proc": "EngineCore",
      "text": "Explicitly set (0.06/20.00) GiB for KV cache"},
     {"log": "INFO", "at": "kv_cache_utils.py:2327", "proc": "EngineCore",
@@ -212,9 +222,13 @@ class Engine:
                 text = "Paris " * count
                 choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
                 return web.json_response(
-                    {"id": "x", "model": self.model, "choices": [{"index": 0, **choice, "finish_reason": "length"}],
-                     "usage": {"prompt_tokens": 3, "completion_tokens": count}}
-                )  # fmt: skip
+                    {
+                        "id": "x",
+                        "model": self.model,
+                        "choices": [{"index": 0, **choice, "finish_reason": "length"}],
+                        "usage": {"prompt_tokens": 3, "completion_tokens": count},
+                    }
+                )
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(request)
             for _ in range(count):
