@@ -38,8 +38,9 @@ class RunRecord:
 
 
 def write(path: Path, record: RunRecord) -> None:
-    """Replace the file in one step, 0600."""
-    write_json(path, {"version": VERSION, **asdict(record)})
+    """Replace the file in one step, 0600. Not flushed: after a crash of the machine no run lives, and on a
+    busy disk a flush takes seconds in which nobody looks at the engine."""
+    write_json(path, {"version": VERSION, **asdict(record)}, flush=False)
 
 
 def read(path: Path) -> RunRecord | None:
@@ -63,14 +64,15 @@ def boot_id() -> str:
         return ""
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write `data` beside `path`, flush it, and put it in its place. Raises OSError."""
+def write_json(path: Path, data: Any, *, flush: bool = True) -> None:
+    """Write `data` beside `path`, flush it to the disk, and put it in its place. Raises OSError."""
     fresh = path.with_name(f".{path.name}.new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         json.dump(data, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+        if flush:
+            file.flush()
+            os.fsync(file.fileno())
     fresh.replace(path)
 
 

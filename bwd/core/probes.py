@@ -154,7 +154,7 @@ def _take(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec) -> Pro
         compile_since=compile_since,
         computed=now if sample.computing else state.computed,
         disturbed=state.disturbed or bool(stopped) or compiling,
-        suspicion=sample.suspicions[0] if sample.suspicions else state.suspicion,
+        suspicion=next(iter((*sample.suspicions, *_refusal(sample))), state.suspicion),
         unseen=sample.could_not,
     )
     if moved:
@@ -163,6 +163,11 @@ def _take(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec) -> Pro
         state = replace(state, moved=now)
     state = _take_canary(state, canary, moved)
     return _take_work(state, sample, now)
+
+
+def _refusal(sample: Sample) -> tuple[str, ...]:
+    """A socket that nobody listens on calls for a canary at once, not in its time."""
+    return ("nobody listens on the engine's socket",) if sample.refused else ()
 
 
 def _since(

@@ -121,7 +121,7 @@ WATCHED: dict[str, Watched] = {
         frozen(100, load=ALWAYS, refused=((100, inf),)), (108, 113)
     ),
     "an API server that closed its socket and lives, idle": Watched(
-        frozen(100, refused=((100, inf),)), (110, 143)
+        frozen(100, refused=((100, inf),)), (108, 115)
     ),
     "a closed socket where a long step is known and the card seems to compute": Watched(
         frozen(100, load=ALWAYS, refused=((100, inf),), computing=ALWAYS), (108, 113), spec=SPEC_LONG_STEP

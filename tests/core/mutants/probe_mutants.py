@@ -16,6 +16,13 @@ PROBES: tuple[Mutant, ...] = (
         "a closed socket where a long step is known and the card seems to compute",
     ),
     (
+        "a closed socket of an idle engine waits for the next canary",
+        "probes",
+        'return ("nobody listens on the engine\'s socket",) if sample.refused else ()',
+        "return ()",
+        "an API server that closed its socket and lives, idle",
+    ),
+    (
         "a closed socket is a hang at once",
         "probes",
         "        return still >= spec.window  # no step, however long, closes the socket",
