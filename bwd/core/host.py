@@ -216,3 +216,12 @@ def parse_version(text: str) -> tuple[int, ...] | None:
             break
         numbers.append(int(part))
     return tuple(numbers) or None
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """The CPUs of what `format_cpus` wrote, in order. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        found.update(range(int(first), int(last if dash else first) + 1))
+    return tuple(sorted(found))

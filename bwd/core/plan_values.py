@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bwd.core.host import format_cpus
+from bwd.core.host import format_cpus, parse_cpus
 
 HIDDEN = "***"
 # Jobs of a compile at the start: another number makes no other engine (MAX_JOBS is applied live).
@@ -126,6 +126,33 @@ class LaunchPlan:
             "warnings": list(self.warnings),
             "digest": self.digest,
         }
+
+
+def from_dict(data: Mapping[str, Any]) -> LaunchPlan | None:
+    """The plan of which `to_dict` wrote this, for launching it again; None when that is not all of it (a
+    secret was hidden, another version of bwd wrote it). Its items and warnings are left behind."""
+    try:
+        plan = LaunchPlan(
+            engine=str(data["engine"]),
+            python=str(data["python"]),
+            argv=tuple(map(str, data["argv"])),
+            env={str(name): str(value) for name, value in data["env"].items()},
+            scrub=tuple(map(str, data["scrub"])),
+            cpus=parse_cpus(data["cpus"]) if data["cpus"] else None,
+            gpu_class=str(data["gpu_class"]),
+            tensor_parallel_size=int(data["tensor_parallel_size"]),
+            model_path=str(data["model_path"]),
+            served_model_name=str(data["served_model_name"]),
+            max_model_len=data["max_model_len"],
+            uds=str(data["uds"]),
+            rung=int(data["rung"]),
+            gpus=tuple(data["gpus"]),
+            replicas=int(data["replicas"]),
+            stale_files=tuple(data["stale_files"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return plan if plan.digest == data.get("digest") else None
 
 
 def _mark(secret: str) -> str:

@@ -30,7 +30,7 @@ from bwd.core.events import (
 from bwd.core.gate import Gate
 from bwd.core.lifecycle import Policy, State
 from bwd.core.probes import ProbeSpec
-from bwd.daemon import adopt, reload, view
+from bwd.daemon import adopt, prepare, reload, view
 from bwd.daemon.control import Controls
 from bwd.daemon.doorway import Doorway, gate_of
 from bwd.daemon.effects import Effects
@@ -137,6 +137,8 @@ class Daemon:
             run = adopt.revive(self.world, record, self._phase)
             self._advance(Adopted(record.run, run.ref, Phase(record.phase)))
             self.effects.adopt(run)
+            if (launch := prepare.launch_of(self.world, run.plan)) is not None:
+                self.world.launches[run.ref.digest] = launch  # to go back to, should an edit fail
             await self.front.put()
             # the settings may ask for another plan by now: prepared beside it, it takes over if so
             self.world.post(SettingsChanged())

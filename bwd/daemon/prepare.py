@@ -15,6 +15,7 @@ from typing import Any
 from bwd.adapters import environments, hostinfo, nvml, preflight, run_file, settings_file, weights
 from bwd.adapters.environments import EngineEnv, Step
 from bwd.core import model as models
+from bwd.core import plan_values
 from bwd.core.engine_choice import EngineChoice, choose, model_id
 from bwd.core.events import Cause, Kind, PlanRef, Prep, Prepared, PrepareFailed, Preparing
 from bwd.core.host import HostFacts
@@ -246,6 +247,24 @@ def _where(world: World, python: str, model_path: str) -> PlanPaths:
         cache=str(paths.cache),
         site=str(paths.engine_site),
     )
+
+
+def launch_of(world: World, plan: Mapping[str, Any]) -> Launch | None:
+    """The launch of a run that an earlier bwd started, so that it can be gone back to; None when its plan
+    or its environment is not whole any more."""
+    whole = plan_values.from_dict(plan)
+    if whole is None:
+        return None
+    settings = world.settings or Settings()  # none in force: `.env` was broken when bwd came up
+    env = environments.engine_env(whole.engine, world.paths, replace(settings, engine_python=None))
+    if env is None or str(env.python) != whole.python:
+        own = replace(settings, engine_python=whole.python)
+        env = environments.engine_env(whole.engine, world.paths, own)
+    if env is None:
+        return None
+    ref = PlanRef(whole.digest, whole.rung, whole.rung + 1 + len(ladder(whole)))
+    model = Model(whole.model_path, whole.served_model_name, None, "")
+    return Launch(whole, ref, env.apply(os.environ), model, settings, host_key="")
 
 
 def try_plan(

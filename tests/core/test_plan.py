@@ -13,6 +13,7 @@ from bwd.core.keys import KEYS
 from bwd.core.lifecycle import Policy
 from bwd.core.plan import P2pVerdict, ladder, make_plan
 from bwd.core.plan_text import render
+from bwd.core.plan_values import from_dict
 from bwd.errors import PlanError
 from tests.core.plan_support import (
     WHERE,
@@ -425,6 +426,7 @@ class TestEnvironment:
         assert one.env["LMCACHE_TOKEN"] == "abcdef123"
         assert "abcdef123" not in render(one) + json.dumps(one.to_dict())
         assert one.digest != other.digest  # an edit of it has to reach the engine
+        assert from_dict(one.to_dict()) is None  # without its secret it is not the same launch
 
     def test_the_digest_is_that_of_the_launch(self) -> None:
         assert plan().digest == plan("DRAIN_SECONDS=30\n# a comment\n").digest

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from bwd.core import engine_names, nccl_names
 from bwd.core.plan import LaunchPlan, ladder
 from bwd.core.plan_text import render
+from bwd.core.plan_values import from_dict
 from tests.golden import plans
 
 KNOWN = engine_names.FLAGS_WITH_VALUE | engine_names.FLAGS_WITH_VALUES | engine_names.FLAGS_SWITCH
@@ -32,6 +35,15 @@ def test_every_flag_and_variable_is_one_that_the_pinned_engine_knows(name: str) 
             assert variable in engine_names.ENVIRONMENT, variable
         if variable.startswith("NCCL_"):
             assert variable in nccl_names.NCCL_ENVIRONMENT, variable
+
+
+@pytest.mark.parametrize("name", plans.CASES)
+def test_a_plan_written_down_can_be_launched_again(name: str) -> None:
+    made = plans.make(name)
+    again = from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again is not None
+    assert (again.argv, again.env, again.cpus, again.digest) == (made.argv, made.env, made.cpus, made.digest)
+    assert from_dict({**made.to_dict(), "argv": [*made.argv, "--more"]}) is None
 
 
 @pytest.mark.parametrize("name", plans.CASES)

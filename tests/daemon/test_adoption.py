@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.house import RUNNER, House
+from tests.fakes.engine import HEALTHY
 
 pytestmark = pytest.mark.e2e
 
@@ -62,6 +63,32 @@ def test_an_adopted_engine_with_another_plan_is_replaced(house: House) -> None:
     assert str(first["run"]["pid"]) not in map(str, house.engine_processes())
 
 
+def test_an_edit_made_while_bwd_was_away_is_rolled_back_to_the_adopted_plan(house: House) -> None:
+    refused = {"raw": "vllm: error: unrecognized arguments: --no-such-flag 1\n"}
+    house.play({}, {"start": [*HEALTHY[:3], refused, {"exit": 2}]}, {})
+    house.start()
+    first = house.ready()
+    _kill(house)
+    house.write_env("MAX_NUM_SEQS=2")
+    house.start()
+    status = house.ready(3)
+    assert status["run"]["plan"] == first["run"]["plan"]
+    assert "--no-such-flag" in status["rolled_back"]["text"]
+
+
+def test_an_adopted_engine_that_dies_while_env_is_broken_starts_again_as_it_was(house: House) -> None:
+    house.start()
+    first = house.ready()
+    _kill(house)
+    house.write_env("MAX_NUM_SEQS=many")
+    house.start()
+    house.until(lambda s: s["phase"] == "ready" and s["settings"]["problems"])
+    os.kill(first["run"]["pid"], signal.SIGKILL)
+    status = house.ready(2)
+    assert status["run"]["plan"] == first["run"]["plan"]
+    assert status["settings"]["problems"]
+
+
 def test_an_adopted_engine_that_hangs_is_replaced(house: House) -> None:
     house.start()
     first = house.ready()
@@ -80,7 +107,9 @@ def test_an_engine_that_died_with_bwd_away_leaves_no_orphan(house: House) -> Non
     house.until(lambda _: len(house.engine_processes()) == 2)
     _kill(house)
     os.kill(first["run"]["pid"], signal.SIGKILL)
-    orphans = set(house.engine_processes())
+    end = time.monotonic() + 5
+    while len(orphans := set(house.engine_processes())) > 1 and time.monotonic() < end:
+        time.sleep(0.02)  # a killed process takes a moment to end
     assert len(orphans) == 1
     house.play({})
     house.start()
