@@ -40,6 +40,7 @@ class Probing:
     _scanned: float = float("-inf")
     _members: tuple[process.Process, ...] = ()
     _cpu: tuple[float, float] = (0.0, 0.0)
+    _sampled: tuple[tuple[probes.Process, ...], tuple[probes.Process, ...]] = ((), ())
     _gpus: GpuLoad = field(default_factory=GpuLoad)
     _asleep: float = field(default_factory=clock.suspended)
     _caches: compiling.Caches = field(init=False)
@@ -99,7 +100,7 @@ class Probing:
             self.spec = replace(self.spec, canary_period=seconds)
         uneasy = self._uneasy()
         now = clock.monotonic()
-        stopped, gone = self._processes()
+        self._sampled = stopped, gone = self._processes()
         # A stopped server answers nobody: waiting long for it would only put off the verdict
         patience = _SHORT if stopped else _PATIENCE
         counters, stats, health, _ = await asyncio.gather(
@@ -140,11 +141,11 @@ class Probing:
         """Wait for the next sample, but no longer once a process of the run has newly stopped or gone: a
         look at it costs microseconds, and its window begins when it is first seen."""
         end = clock.monotonic() + seconds
-        before = self._processes()
-        while (left := end - clock.monotonic()) > 0:
-            await asyncio.sleep(min(left, self.run.world.limits.glance))
-            if self._processes() != before and self.run.phase() in SERVES:
+        while self._processes() == self._sampled or self.run.phase() not in SERVES:
+            left = end - clock.monotonic()
+            if left <= 0:
                 return
+            await asyncio.sleep(min(left, self.run.world.limits.glance))
 
     def _tell(self, sample: Sample) -> None:
         run = self.run
