@@ -15,10 +15,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +68,7 @@ def _until_whole(load: Any, moment: float) -> None:
         time.sleep(0.05)
 
 
-def restart_cost(place: Any, streams: Any, times: int) -> list[dict[str, float]]:
+def restart_cost(place: Any, streams: Any, times: int) -> list[dict[str, Any]]:
     """Without load: for how long the port was shut in each reload, and how long the engine's start took."""
     rows = []
     number = place.status()["run"]["number"]
@@ -76,11 +79,27 @@ def restart_cost(place: Any, streams: Any, times: int) -> list[dict[str, float]]
             status = place.ready(number, 400)
             time.sleep(0.5)
         start = float(status["run"]["start_s"])
-        rows.append(
-            {"shut_s": round(door.seconds, 2), "start_s": start, "more_s": round(door.seconds - start, 2)}
-        )
+        phases = _phases(place)
+        shut = round(door.seconds, 2)
+        rows.append({"shut_s": shut, "start_s": start, "more_s": round(shut - start, 2), "phases": phases})
         print(f"restart {step + 1}/{times}: {rows[-1]}", file=sys.stderr, flush=True)
     return rows
+
+
+_PHASE = re.compile(r"(\d\d):(\d\d):(\d\d),(\d{3}) INFO phase (\w+) -> (\w+) run=(\d+)")
+
+
+def _phases(place: Any) -> str:
+    """The phases since the last drain, from the daemon's log, with the seconds in each."""
+    found: list[tuple[float, str]] = []
+    for line in (place.state / "logs" / "bwd.log").read_text().splitlines():
+        if (match := _PHASE.search(line)) is not None:
+            hours, minutes, seconds, thousandths = (int(part) for part in match.groups()[:4])
+            if match[6] == "draining":
+                found = []
+            found.append((hours * 3600 + minutes * 60 + seconds + thousandths / 1000, match[6]))
+    spent = [f"{phase} {later - at:.2f}" for (at, phase), (later, _) in pairwise(found)]
+    return ", ".join(spent)
 
 
 def live_cost(place: Any, streams: Any, now: str) -> list[dict[str, Any]]:
@@ -113,6 +132,7 @@ def main() -> int:
     place_module = importlib.import_module("tests.e2e.place")
     folder = Path(tempfile.mkdtemp(prefix="bwd-reload-"))
     place = place_module.Place(folder)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops what it started, as Ctrl-C does
     try:
         place.write(*BASE, "MAX_NUM_SEQS=7")
         place.serve(600)
@@ -140,7 +160,10 @@ def _text(result: dict[str, Any]) -> str:
         f"  503 by phase: {load['refused_in_phase']}",
         *(f"  broken: {detail}" for detail in load["broken"]),
         "without load, seconds that the port was shut:",
-        *(f"  restart: {r['shut_s']} = start {r['start_s']} + {r['more_s']}" for r in result["restarts"]),
+        *(
+            f"  restart: {r['shut_s']} = start {r['start_s']} + {r['more_s']} ({r['phases']})"
+            for r in result["restarts"]
+        ),
         *(f"  live {row['line']}: {row['shut_s']}" for row in result["live"]),
     ]
     return "\n".join(lines)
