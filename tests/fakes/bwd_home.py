@@ -127,14 +127,14 @@ def _daemon(home: Path) -> None:
     server = _UnixServer(str(path), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print("the played daemon is up", flush=True)
-    done = threading.Event()
 
     def leave(number: int, frame: Any) -> None:
         player.leaving = time.monotonic()
-        done.set()
 
     signal.signal(signal.SIGTERM, leave)
-    done.wait()
+    # not an Event: its set() in a handler can meet the wait() of the same thread, and both stand still
+    while player.leaving is None:
+        time.sleep(0.05)
     time.sleep(float(os.environ.get("PLAYED_DRAIN", "0.5")))
     path.unlink(missing_ok=True)
 
