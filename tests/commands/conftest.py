@@ -74,8 +74,6 @@ class Installation:
             [sys.executable, "-m", "bwd", *arguments],
             env=self.environ, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            # a suite in the background of a shell inherits SIGINT as ignored; a person's Ctrl-C is not
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
 
     def orders(self) -> list[Any]:
