@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bwd.adapters import clock, engine_log, process, run_file, shm
+from bwd.adapters import clock, engine_log, preflight, process, run_file, shm
 from bwd.adapters.engine_log import Follower
 from bwd.adapters.kernel_log import KernelLog
 from bwd.adapters.process import Child, Process
@@ -101,6 +101,8 @@ class EngineRun:
         paths = self.world.paths
         for pattern in self.launch.plan.stale_files:
             _unlink_all(pattern)
+        # A killed engine leaves its socket, and vLLM does not bind to a name that is there
+        preflight.stale_socket(paths.engine_socket)
         engine_log.prune(paths.logs, _LOGS_KEPT)
         self.shm_before = shm.names()
         self.child = process.spawn(

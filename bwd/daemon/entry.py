@@ -36,6 +36,8 @@ def run(
     the product's times (a test program gives short ones)."""
     environ = os.environ if environ is None else environ
     parent = os.getppid()
+    if "SUPERVISOR_ENABLED" in environ:  # set by supervisord for its programs
+        _own_session()
     os.umask(0o077)
     try:
         paths = places.find(environ).make()
@@ -47,6 +49,19 @@ def run(
         return asyncio.run(_serve(paths, environ, parent, policy, limits, spec))
     finally:
         os.close(lock)
+
+
+def _own_session() -> None:
+    """Leave supervisord's session for one of bwd's own. The kernel shares the processor out by session
+    (sched_autogroup), and within one by load: beside a front that streams, a daemon that hardly runs got
+    hardly anything of a busy machine, and noticed a hang seconds late. supervisord makes its programs
+    leaders of a process group, and a leader may not open a session: so first join supervisord's group."""
+    try:
+        if os.getpgrp() == os.getpid():
+            os.setpgid(0, os.getpgid(os.getppid()))
+        os.setsid()
+    except OSError as error:
+        print(f"bwd: no session of its own: {error.strerror or error}", file=sys.stderr)
 
 
 async def _serve(

@@ -138,7 +138,7 @@ CAUSES = {
     "trunc": ("WEIGHTS_BROKEN", Kind.CONFIG, "MODEL", ""),
     "heads": ("HEADS_NOT_DIVISIBLE", Kind.CONFIG, "TENSOR_PARALLEL_SIZE", ""),
     "bigkv": ("KV_OVER_RAM", Kind.CONFIG, "EXTRA_ENV", ""),
-    "port": ("PORT_HELD", Kind.HELD, "PORT", ""),
+    "port": ("PORT_HELD", Kind.HELD, "", ""),
     "quant": ("QUANT_NOT_THERE", Kind.CONFIG, "QUANTIZATION", "QUANTIZATION=auto would fit"),
 }
 WHERE = {"MAX_MODEL_LEN": ".env:12", "EXTRA_VLLM_ARGS": ".env:7"}

@@ -118,6 +118,18 @@ def test_an_engine_that_died_with_bwd_away_leaves_no_orphan(house: House) -> Non
     assert "clearing an orphan" in house.history()
 
 
+def test_the_socket_of_an_engine_that_was_killed_with_bwd_away_is_in_nobodys_way(house: House) -> None:
+    house.start()
+    first = house.ready()
+    _kill(house)
+    os.kill(first["run"]["pid"], signal.SIGKILL)
+    assert house.engine_socket.exists()
+    house.start()
+    status = house.ready()
+    assert status["restarts_total"] == 0
+    assert status["cause"] is None
+
+
 def test_shared_memory_of_a_run_that_died_with_bwd_away_is_removed(house: House) -> None:
     name = f"psm_{house.folder.name}"
     house.play({"after": [{"shm": name}]}, {})
@@ -162,6 +174,18 @@ def test_a_recorded_pid_that_is_somebody_elses_by_now_is_not_touched(house: Hous
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_under_a_supervisor_bwd_has_a_session_of_its_own(house: House) -> None:
+    """Its share of a busy processor is its own then, and not what front leaves of theirs."""
+    code = (
+        f"import subprocess, sys, time; "
+        f"subprocess.Popen([sys.executable, {str(RUNNER)!r}], process_group=0); time.sleep(60)"
+    )
+    house.launch([sys.executable, "-c", code], "bwd", SUPERVISOR_ENABLED="1")
+    pid = house.ready()["bwd"]["pid"]
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+    assert "no session of its own" not in house.said()
 
 
 def test_without_its_supervisor_bwd_lets_go_and_leaves_the_engine(house: House) -> None:

@@ -269,6 +269,9 @@ async def main() -> int:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         uds = flag("--uds")
+        if os.path.exists(uds):  # vLLM binds; aiohttp would take the name over
+            sys.stderr.write("OSError: [Errno 98] Address already in use\n")
+            return 1
         await web.UnixSite(runner, uds).start()
         sys.stderr.write("INFO:     Started server process\nINFO:     Application startup complete.\n")
         sys.stderr.flush()
