@@ -15,7 +15,13 @@ import pytest
 
 from tests.e2e.faulting import FaultPlace, Load, incident, report, signal_to, strike
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.engine,
+    pytest.mark.faults,
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.place import Place
 from tests.e2e.streams import Answer, Door, Streams, ask
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(420)]
 
 TOKEN = "hf_PlantedAbCdEfGhIjKlMnOpQrSt"
 EXTRA = "planted-extra-9f3b"

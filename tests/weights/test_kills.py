@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support import QUICK, REPO, ROOT, FakeHub, Place, make_model, place, same_files, start_hub
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.long]
 
 # What the kernel may hold of one connection when the process that reads it is killed (tcp_rmem and tcp_wmem).
 IN_FLIGHT = 8 << 20
