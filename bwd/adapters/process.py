@@ -202,6 +202,20 @@ def send(processes: Iterable[Process], number: signal.Signals) -> tuple[int, ...
     return tuple(reached)
 
 
+def give_way(pids: Iterable[int], nice: int) -> None:
+    """Let these processes leave the processor to others. Without privileges this only goes down. Where
+    the kernel shares out by session (sched_autogroup) a process's own nice value counts within its
+    session alone, so that of the session is set as well: once, with whichever process still lives."""
+    told: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, nice)
+            session = os.getsid(pid)
+            if session not in told:
+                (_PROC / str(pid) / "autogroup").write_text(f"{nice}\n")
+                told.add(session)
+
+
 def is_tracker(process: Process) -> bool:
     """Whether this is Python's resource_tracker, which unlinks the shared memory that the others
     leave: it goes last (engine-on-cpu, section 5)."""

@@ -170,6 +170,7 @@ class Effects:
             case Snapshot() if self._concerns(run, effect.run):
                 assert run is not None
                 if run.child is not None:
+                    run.give_way()
                     folder = await incident.take(run, effect.cause, self._status())
                     self.world.record("incident", effect.cause, folder=folder.name)
             case Drain() if self._concerns(run, effect.run):
@@ -185,6 +186,7 @@ class Effects:
             case Reap() if self._concerns(run, effect.run):
                 assert run is not None
                 await run.close()
+                run.give_way()
                 await ending.reap(run)
             case Drain() | Terminate() | Kill() | Reap():
                 self.world.post(Exited(effect.run, -1))

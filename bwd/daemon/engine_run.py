@@ -27,6 +27,9 @@ _BACKEND = "attention backend"
 # "Using FLASHINFER attention backend out of ..." on CUDA, "Using CPU_ATTN attention backend" elsewhere
 _USING_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?(\w+) attention backend")
 
+_CPU_NICE = 5
+_LOWEST = 19
+
 _MORE_ENV = {"SPT_NOENV": "1"}
 """setproctitle, which vLLM names its processes with, would write over the environment that the run's
 marker is read from; with this variable it takes only the room of the arguments."""
@@ -109,6 +112,9 @@ class EngineRun:
             self.launch.plan.argv, {**self.launch.env(), **_MORE_ENV}, self.run_id, self.log, cwd=paths.state
         )
         self.began = clock.monotonic()
+        if self.engine == "cpu":
+            # It works on the very processors that bwd and front need to watch it and to answer
+            process.give_way((self.child.pid,), _CPU_NICE)
 
     async def wait(self) -> None:
         """Tell when the engine has ended."""
@@ -218,6 +224,11 @@ class EngineRun:
             self.names[member.pid] = title(member)
         self.shm_seen |= shm.held([member.pid for member in open_ones]) - self.shm_before
         return found
+
+    def give_way(self) -> None:
+        """The run is over: what is left of it must not keep bwd from saving and clearing away. Workers
+        that outlive their API server compute on, on all processors (engine-on-cpu, section 5e)."""
+        process.give_way(sorted(self.pids()), _LOWEST)
 
     def pids(self) -> frozenset[int]:
         """The processes of the run that live now, of those seen so far."""

@@ -150,3 +150,17 @@ def test_only_a_process_with_a_function_for_the_signal_catches_it(
 
 def test_the_cpus_of_every_thread_are_the_kernels() -> None:
     assert set(process.affinity(os.getpid()).values()) == {frozenset(os.sched_getaffinity(0))}
+
+
+def test_giving_way_is_told_to_the_process_and_to_its_session() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        process.give_way((child.pid, 1 << 30), 7)
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == 7
+        autogroup = Path(f"/proc/{child.pid}/autogroup")
+        if autogroup.exists() and autogroup.read_text().strip():
+            assert autogroup.read_text().rstrip().endswith("nice 7")
+        assert os.getpriority(os.PRIO_PROCESS, 0) != 7
+    finally:
+        child.kill()
+        child.wait()
