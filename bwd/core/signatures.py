@@ -10,7 +10,9 @@ those of the kernel log. The rows are in `signatures_engine`, `_start`, `_model`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from bwd.core import markers
 from bwd.core.events import STARTS, Cause, Failed, Kind, Noticed, Phase, Rank, RunEvent, Suspicion
@@ -22,7 +24,7 @@ from bwd.core.signatures_kernel import KERNEL
 from bwd.core.signatures_model import MODEL
 from bwd.core.signatures_start import START
 
-__all__ = ["TABLE", "Action", "Signature", "cause", "classify", "event", "find", "may_matter"]
+__all__ = ["TABLE", "Action", "Signature", "cause", "classify", "event", "find", "which_matter"]
 
 TABLE: tuple[Signature, ...] = (*ENGINE, *START, *MODEL, *GPU, *KERNEL)
 
@@ -117,7 +119,18 @@ LITERALS: tuple[str, ...] = tuple(
 )
 
 
-def may_matter(chunk: str) -> bool:
-    """Whether a piece of log, of any number of lines, can hold a marker or a known line at all. Far
-    cheaper than taking the lines apart: a serving engine's log nearly always can not."""
-    return any(literal in chunk for literal in LITERALS)
+def which_matter(lines: Sequence[str], more: Sequence[str] = ()) -> tuple[str, ...]:
+    """Those of the lines that can be a marker or a known line, or hold one of the texts `more`; in their
+    order. All lines are searched together: a busy log is long and nearly always holds nothing."""
+    text = "\n".join(lines)
+    starts: list[int] = []
+    found: set[int] = set()
+    for literal in (*LITERALS, *more):
+        at = text.find(literal)
+        if at >= 0 and not starts:
+            starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
+        while at >= 0:
+            index = bisect_right(starts, at) - 1
+            found.add(index)
+            at = text.find(literal, starts[index + 1])
+    return tuple(lines[index] for index in sorted(found))

@@ -21,7 +21,7 @@ from bwd.core.events import SERVES, STARTS, Cause, Event, Exited, Failed, Kind, 
 from bwd.daemon.world import Launch, World
 
 _LOGS_KEPT = 20
-_BATCH = 64
+_BATCH = 256
 """Lines that are tested together for holding anything known: most of a busy log holds nothing."""
 _BACKEND = "attention backend"
 # "Using FLASHINFER attention backend out of ..." on CUDA, "Using CPU_ATTN attention backend" elsewhere
@@ -147,10 +147,8 @@ class EngineRun:
         lines = self.follower.read()
         for start in range(0, len(lines), _BATCH):
             batch = lines[start : start + _BATCH]
-            text = "\n".join(batch)
-            if signatures.may_matter(text) or _BACKEND in text:
-                for line in batch:
-                    self.take(line)
+            for line in signatures.which_matter(batch, (_BACKEND,)):
+                self.take(line)
         return len(lines) > _BATCH
 
     async def follow_kernel(self) -> None:

@@ -213,13 +213,21 @@ def test_the_shm_line_is_known_by_its_words(number: int, seconds: str) -> None:
             assert isinstance(signatures.event(line(shown), Phase.READY, 1), Suspicion)
 
 
-def test_a_cheap_test_lets_no_known_line_slip() -> None:
+def test_the_cheap_search_lets_no_known_line_slip() -> None:
     assert all(signatures.LITERALS), "an empty one is in every text"
+    access = 'INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK'
     for row in TABLE:
-        assert signatures.may_matter(f"noise\n{row.fixture}\nnoise\n") or Source.KERNEL in row.writers
-    assert not signatures.may_matter(
-        'INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK\n' * 1000
-    )
+        said = signatures.which_matter([access, row.fixture, access])
+        assert said == (row.fixture,) or Source.KERNEL in row.writers
+    assert signatures.which_matter([access] * 1000) == ()
+
+
+def test_the_cheap_search_names_each_line_once_and_in_order() -> None:
+    first, last = "ValueError: CUDA error: out of memory", "Error: NCCL error: x"
+    lines = [first, "", "nothing", "a word of yours", last, first]
+    assert signatures.which_matter(lines, ("of yours",)) == (first, "a word of yours", last, first)
+    assert signatures.which_matter([]) == ()
+    assert signatures.which_matter(["CUDA", "error: "]) == (), "a text does not reach over two lines"
 
 
 @pytest.mark.parametrize("nasty", ["a" * 4_000_000, "(EngineCore pid=1) " * 200_000, "\x00\xff\r" * 10_000, "[" * 100_000,
