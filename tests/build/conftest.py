@@ -1,4 +1,4 @@
-"""What several tests of the build start from: the pinned sdist, and the engine's Python."""
+"""What several tests of the build start from: the pinned sdist, and the series of patches."""
 
 from __future__ import annotations
 
@@ -28,13 +28,3 @@ def unpack(archive: Path, folder: Path, members: Sequence[str]) -> Path:
     wanted = [f"vllm-0.32.0/{path}" for path in sorted(set(members))]
     subprocess.run(["tar", "-xzf", str(archive), "-C", str(folder), "--no-same-owner", *wanted], check=True)
     return folder / "vllm-0.32.0"
-
-
-def engine_python() -> Path | None:
-    """The Python of the cpu environment, None where it is not installed."""
-    places = (
-        os.environ.get("BWD_TEST_ENGINE_PYTHON", ""),
-        str(ROOT / ".pixi" / "envs" / "cpu" / "bin" / "python"),
-        str(ROOT / ".venv" / "cpu" / "bin" / "python"),
-    )
-    return next((Path(p) for p in places if p and os.access(p, os.X_OK)), None)

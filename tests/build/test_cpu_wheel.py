@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.conftest import engine_python
-
 pytestmark = pytest.mark.engine
 
 DIFFERENT = {"vllm/_version.py", "vllm/platforms/__init__.py", "vllm/utils/cpu_triton_utils.py"}
@@ -23,12 +21,9 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_three_files_differ_and_none_is_added(sdist: Path) -> None:
-    python = engine_python()
-    if python is None:
-        pytest.skip("the cpu environment is not installed")
+def test_three_files_differ_and_none_is_added(sdist: Path, engine_python: Path) -> None:
     where = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    site = Path(subprocess.check_output([str(python), "-c", where], text=True).strip())
+    site = Path(subprocess.check_output([str(engine_python), "-c", where], text=True).strip())
     theirs: dict[str, str] = {}
     with tarfile.open(sdist) as archive:
         for member in archive:

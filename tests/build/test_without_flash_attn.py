@@ -11,18 +11,15 @@ from typing import Any
 import pytest
 
 from bwd.build import patches
-from tests.build.conftest import SERIES, engine_python, unpack
+from tests.build.conftest import SERIES, unpack
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def said(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def said(sdist: Path, engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the sdist's vLLM says, patched as BUILD=wheel patches upstream's, under the cpu environment's
     torch. It has no kernels there and needs none for this."""
-    python = engine_python()
-    if python is None:
-        pytest.skip("the cpu environment is not installed (BWD_TEST_ENGINE_PYTHON names another)")
     tree = unpack(sdist, tmp_path_factory.mktemp("vllm"), ["vllm"])
     patches.apply(SERIES, tree, os.environ, only="vllm/")
     for extension in ("_C_stable_libtorch", "_moe_C_stable_libtorch"):
@@ -30,7 +27,7 @@ def said(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     env = {**os.environ, "PYTHONPATH": str(tree), "VLLM_LOGGING_LEVEL": "ERROR"}
     probe = Path(__file__).with_name("attention_probe.py")
     got = subprocess.run(
-        [str(python), str(probe)], env=env, cwd=tree, capture_output=True, text=True, check=False
+        [str(engine_python), str(probe)], env=env, cwd=tree, capture_output=True, text=True, check=False
     )
     assert got.returncode == 0, got.stderr[-3000:]
     found: dict[str, Any] = json.loads(got.stdout.splitlines()[-1])

@@ -13,13 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.engine
 
 
-def test_the_committed_names_are_those_of_the_installed_engine() -> None:
-    pythons = [ROOT / place / "cpu" / "bin" / "python" for place in (".pixi/envs", ".venv")]
-    python = next((path for path in pythons if path.exists()), None)
-    if python is None:
-        pytest.skip("the cpu environment is not installed")
+def test_the_committed_names_are_those_of_the_installed_engine(engine_python: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "engine_names.py"), "--engine", str(python), "--check"],
+        [
+            sys.executable,
+            str(ROOT / "scripts" / "engine_names.py"),
+            "--engine",
+            str(engine_python),
+            "--check",
+        ],
         env=os.environ | {"VLLM_TARGET_DEVICE": "cpu"},
         capture_output=True,
         text=True,

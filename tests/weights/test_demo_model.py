@@ -22,21 +22,9 @@ from bwd.core.settings import Settings
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 
-def engine_python() -> str | None:
-    places = (
-        os.environ.get("BWD_TEST_ENGINE_PYTHON"),
-        str(ROOT / ".pixi" / "envs" / "cpu" / "bin" / "python"),
-        str(ROOT / ".venv" / "cpu" / "bin" / "python"),
-    )
-    return next((p for p in places if p and os.access(p, os.X_OK)), None)
-
-
 @pytest.fixture(scope="module")
-def python() -> str:
-    found = engine_python()
-    if found is None:
-        pytest.skip("the cpu environment is not installed (BWD_TEST_ENGINE_PYTHON names another)")
-    return found
+def python(engine_python: Path) -> str:
+    return str(engine_python)
 
 
 @pytest.fixture(scope="module", autouse=True)
