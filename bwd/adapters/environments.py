@@ -22,6 +22,8 @@ _DAEMONS_OWN = (
     "PYTHONPATH",
     "PYTHONHOME",
     "PYTHONSTARTUP",
+    # Without compiled modules on disk each of the engine's processes compiles torch and vLLM for itself
+    "PYTHONDONTWRITEBYTECODE",
     "VIRTUAL_ENV",
     "CONDA_*",
     "PIXI_*",

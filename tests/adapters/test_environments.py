@@ -50,6 +50,7 @@ def test_nothing_of_the_daemons_environment_reaches_the_engine(paths: Paths) -> 
         {
             "PATH": f"{paths.root}/.venv/default/bin:{paths.root}/.pixi/envs/default/bin:/usr/bin",
             "PYTHONPATH": "x",
+            "PYTHONDONTWRITEBYTECODE": "1",
             "VIRTUAL_ENV": "x",
             "CONDA_PREFIX": "x",
             "PIXI_PROJECT_ROOT": "x",

@@ -230,3 +230,9 @@ def test_the_commands_of_the_real_manifest_exist() -> None:
         words = (task.cmd or "").split()
         if words[:3] == ["python", "-m", "bwd"] and len(words) > 3:
             assert words[3] in verbs, task.name
+
+
+def test_no_variable_of_a_shell_makes_every_start_compile_its_modules_again() -> None:
+    """Python takes the empty value for "not set"; pixi and pixiw both take it from here."""
+    for environment in ("default", "dev", "cpu", "cuda"):
+        assert Manifest.read(ROOT / "pixi.toml").activation_env(environment)["PYTHONDONTWRITEBYTECODE"] == ""
