@@ -39,6 +39,8 @@ VERBS = (
     Verb("reload", "reload", "take .env now; --check: what would that do?", "bwd reload --check draft.env"),
     Verb("config", "config", "the settings in force and where each comes from", "bwd config"),
     Verb("host", "host", "this machine: GPUs, links, cores, driver", "bwd host --json"),
+    Verb("doctor", "doctor", "what would make a start fail; p2p: test copies of cards", "bwd doctor p2p"),
+    Verb("bench", "bench", "how fast it is, against what the memory allows", "bwd bench serve --quick"),
     Verb("build", "build", "compile vLLM from its pinned sources for these cards", "bwd build --arch 12.0"),
     Verb("weights", "weights", "models on disk: list, verify, prune, export, import", "bwd weights list"),
     Verb("supervisorctl", "supervisorctl", "supervisorctl with our socket", "bwd supervisorctl status"),

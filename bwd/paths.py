@@ -62,6 +62,10 @@ class Paths:
         return self.state / "remembered.json"
 
     @property
+    def p2p_verdict(self) -> Path:
+        return self.state / "p2p.json"
+
+    @property
     def run_file(self) -> Path:
         return self.state / "run.json"
 

@@ -12,7 +12,7 @@ from bwd.paths import Paths
 
 def run(paths: Paths, *, as_json: bool) -> int:
     """Print the plan that `bwd serve` would launch now. Raises SettingsError and PlanError."""
-    from bwd.adapters import environments, hostinfo, nvml, run_file, settings_file, weights
+    from bwd.adapters import environments, hostinfo, nvml, p2p, run_file, settings_file, weights
     from bwd.core import model as models
     from bwd.core.engine_choice import choose, model_id
     from bwd.core.plan import PlanPaths, make_plan
@@ -42,8 +42,9 @@ def run(paths: Paths, *, as_json: bool) -> int:
     )
     remembered = run_file.read_json(paths.remembered)
     plan = make_plan(
-        settings, host, facts, where, remembered=remembered if isinstance(remembered, dict) else None
-    )
+        settings, host, facts, where,
+        remembered=remembered if isinstance(remembered, dict) else None, p2p_verdict=p2p.verdict(paths),
+    )  # fmt: skip
     missing = [
         *(
             []

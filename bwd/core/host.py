@@ -156,6 +156,11 @@ class HostFacts:
         parts += [f"{gpu.bdf} {gpu.uuid}" for gpu in self.gpus]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
+    @property
+    def boot_key(self) -> str:
+        """The same for this boot only: firmware settings (IOMMU, ACS, BAR sizes) change with a boot."""
+        return hashlib.sha256(f"{self.key}\n{self.boot_id}".encode()).hexdigest()[:16]
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "cpu_model": self.cpu_model,

@@ -270,7 +270,8 @@ def classify(
         return "A", "P2P=off"
     if settings.nccl.get("NCCL_P2P_DISABLE") == "1":
         return "A", "NCCL_P2P_DISABLE=1: off for the custom all-reduce too, which would hang where NCCL does"
-    here = verdict if verdict is not None and verdict.host_key == host.key else None
+    uuids = [gpu.uuid for gpu in gpus]
+    here = verdict if verdict is not None and verdict.holds(host.boot_key, uuids) else None
     status = topology.p2p_status(host, gpus)
     if here is not None and not here.passed:
         if settings.p2p == "on":
@@ -288,6 +289,8 @@ def classify(
         return "B", "P2P=on, untested"
     if status == "OK":
         draft.warn("the driver reports P2P between the cards: `bwd doctor p2p` tests it, and then it is used")
+        if verdict is not None:
+            return "A", "P2P tested before this boot, driver or set of cards: test it again"
         return "A", "P2P reported by the driver, not tested here"
     if status == "":
         return "A", "what the driver says of P2P could not be read"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,22 @@ class PlanPaths:
 
 @dataclass(frozen=True, slots=True)
 class P2pVerdict:
-    """What `bwd doctor p2p` found on the machine named by `host_key` (HostFacts.key): `passed`, and the
-    evidence in one line. A verdict for another key counts as none."""
+    """What `bwd doctor p2p` found on the machine named by `host_key` (HostFacts.boot_key): `passed`, the
+    evidence in one line, and the UUIDs of the cards between which it was tested (none: all). For another
+    machine, boot or card it counts as none."""
 
     passed: bool
     host_key: str
     why: str
+    cards: tuple[str, ...] = ()
+
+    def holds(self, host_key: str, cards: Iterable[str]) -> bool:
+        """Whether it says anything of these cards (UUIDs) here and now: a pass of all of them, a veto of
+        any two."""
+        if self.host_key != host_key:
+            return False
+        asked, tested = set(cards), set(self.cards)
+        return not tested or (asked <= tested if self.passed else len(asked & tested) > 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bwd.adapters import environments, hostinfo, nvml, preflight, run_file, settings_file, weights
+from bwd.adapters import environments, hostinfo, nvml, p2p, preflight, run_file, settings_file, weights
 from bwd.adapters.environments import EngineEnv, Step
 from bwd.core import model as models
 from bwd.core import plan_values
@@ -230,7 +230,10 @@ def _plan(
     own_pids: frozenset[int],
 ) -> Launch:
     where = _where(world, str(env.python), str(folder.path))
-    plan = make_plan(settings, host, facts, where, rung=rung, remembered=remembered(world), own_pids=own_pids)
+    plan = make_plan(
+        settings, host, facts, where,
+        rung=rung, remembered=remembered(world), p2p_verdict=p2p.verdict(world.paths), own_pids=own_pids,
+    )  # fmt: skip
     world.warnings = (*(w.line() for w in settings.warnings), *plan.warnings)
     cold = not (world.paths.cache / "vllm").is_dir()
     ref = PlanRef(plan.digest, plan.rung, plan.rung + 1 + len(ladder(plan)), cold)
@@ -282,7 +285,10 @@ def try_plan(
             facts = read_model(Path(path), launch.model.id)
             break
     where = _where(world, str(env.python) if env is not None else "python", path or settings.model)
-    plan = make_plan(settings, host, facts, where, remembered=remembered(world), own_pids=own_pids)
+    plan = make_plan(
+        settings, host, facts, where,
+        remembered=remembered(world), p2p_verdict=p2p.verdict(world.paths), own_pids=own_pids,
+    )  # fmt: skip
     notes = list(plan.warnings)
     if env is None:
         notes.append(f"the {choice.engine} environment is not installed yet: it would be, before the restart")

@@ -33,7 +33,7 @@ FUSED_OFF = '{"pass_config":{"fuse_allreduce_rms":false}}'
 
 
 def passed(host: HostFacts) -> P2pVerdict:
-    return P2pVerdict(True, host.key, "4 steps in 61 s")
+    return P2pVerdict(True, host.boot_key, "4 steps in 61 s")
 
 
 def pro6000(index: int, **changes: object) -> object:
@@ -85,9 +85,10 @@ class TestClassA:
 
     def test_a_failed_test_is_a_veto(self) -> None:
         host = pros()
-        made = plan(host=host, p2p_verdict=P2pVerdict(False, host.key, "writes land elsewhere"))
+        veto = P2pVerdict(False, host.boot_key, "writes land elsewhere")
+        made = plan(host=host, p2p_verdict=veto)
         assert made.gpu_class == "A"
-        text = refused("P2P=on\n", host, p2p_verdict=P2pVerdict(False, host.key, "writes land elsewhere"))
+        text = refused("P2P=on\n", host, p2p_verdict=veto)
         assert text == ".env:1 P2P: the P2P test failed here: writes land elsewhere. P2P=auto or P2P=off"
 
     def test_nccl_p2p_disable_takes_the_custom_all_reduce_with_it(self) -> None:
@@ -174,7 +175,7 @@ class TestClassC:
 
     def test_a_failed_test_is_a_veto_there_too(self) -> None:
         host = h200s()
-        assert plan(host=host, p2p_verdict=P2pVerdict(False, host.key, "hang")).gpu_class == "A"
+        assert plan(host=host, p2p_verdict=P2pVerdict(False, host.boot_key, "hang")).gpu_class == "A"
 
 
 class TestMulticast:
