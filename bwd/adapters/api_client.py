@@ -38,6 +38,11 @@ class Api:
         with self._answer("GET", target, None, timeout) as answer:
             return _json(answer.read(MAX_ANSWER), target)
 
+    def text(self, target: str, timeout: float = 10.0) -> str:
+        """What is at `target`, as text (/metrics). Raises ApiError."""
+        with self._answer("GET", target, None, timeout) as answer:
+            return answer.read(MAX_ANSWER).decode("utf-8", "replace")
+
     def post(self, target: str, body: Mapping[str, Any], timeout: float = 120.0) -> Any:
         """The JSON that `body` gets as its answer. Raises ApiError."""
         with self._answer("POST", target, body, timeout) as answer:

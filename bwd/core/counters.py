@@ -27,6 +27,8 @@ class Counters:
     preemptions: float | None = None
     cache_queries: float | None = None
     cache_hits: float | None = None
+    draft_tokens: float | None = None
+    accepted_tokens: float | None = None
 
     @property
     def tokens(self) -> float | None:
@@ -51,6 +53,8 @@ _NAMES = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_queries_total": "cache_queries",
     "vllm:prefix_cache_hits_total": "cache_hits",
+    "vllm:spec_decode_num_draft_tokens_total": "draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens_total": "accepted_tokens",
 }
 
 
