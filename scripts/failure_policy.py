@@ -63,6 +63,7 @@ Causes that no line names:
 | id | class | when |
 | --- | --- | --- |
 | HUNG | transient | nothing moved for the window while there was work, and a process is stopped or gone, or the canary failed |
+| WORKER_DIED, CORE_DIED, PROCESS_DIED | transient | a worker, the EngineCore, another of vLLM's own processes died under a serving engine: the kernel tells at once |
 | EXITED | transient | the engine exited unasked, whatever its code (vLLM exits 0 when its engine dies) |
 | BAD_ARGUMENTS | configuration | exit code 2 during the start, and no line says why |
 | STUCK_COMMUNICATOR | stuck start | the communicator was not made in {communicator:.0f} s |

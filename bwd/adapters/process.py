@@ -274,24 +274,31 @@ def cpu_seconds(pid: int) -> float:
 
 async def wait(child: Child) -> int | None:
     """Wait until the engine has ended; its exit code (negative: the signal), None when it was
-    somebody else's child (an adopted run) and so cannot be known. A pidfd stands in for SIGCHLD."""
+    somebody else's child (an adopted run) and so cannot be known."""
+    await ended(child)
+    return _collect(child.pid)
+
+
+async def ended(one: Child | Process) -> None:
+    """Wait until this process has ended, whether or not it was collected: a pidfd tells it at once and
+    stands in for SIGCHLD. Raises OSError where the kernel gives none (no descriptors left)."""
     try:
-        fd = os.pidfd_open(child.pid)
+        fd = os.pidfd_open(one.pid)
     except ProcessLookupError:
-        return _collect(child.pid)
+        return
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
+    over = asyncio.Event()
     try:
-        if not same(child):
-            return _collect(child.pid)
-        loop.add_reader(fd, ended.set)
+        now = read(one.pid)
+        if now is None or not now.living or now.start_time != one.start_time:
+            return
+        loop.add_reader(fd, over.set)
         try:
-            await ended.wait()
+            await over.wait()
         finally:
             loop.remove_reader(fd)
     finally:
         os.close(fd)
-    return _collect(child.pid)
 
 
 def _collect(pid: int) -> int | None:

@@ -21,6 +21,17 @@ def exited(state: State, code: int) -> Cause:
     return Cause(Kind.TRANSIENT, "EXITED", text, hint=hint, rank=Rank.FOLLOWS)
 
 
+def died(name: str, pid: int) -> Cause:
+    """A process of a serving engine's core ended: vLLM cannot go on without it, and does not say so at once
+    (with one worker gone a CPU engine took 9 s to its own end: engine-on-cpu, section 5b)."""
+    id_ = next((id_ for start, id_ in _DEATHS.items() if name.startswith(start)), "PROCESS_DIED")
+    hint = "if nobody killed it, look for the out-of-memory killer in the kernel log"
+    return Cause(Kind.TRANSIENT, id_, f"{name} (pid {pid}) of the engine died", hint=hint, rank=Rank.GENERIC)
+
+
+_DEATHS = {"Worker": "WORKER_DIED", "EngineCore": "CORE_DIED"}
+
+
 def stuck_start(state: State, now: float, policy: Policy) -> Cause:
     """The start outlasted its limit."""
     began = state.communicating

@@ -16,7 +16,7 @@ from bwd.adapters.engine_log import Follower
 from bwd.adapters.kernel_log import KernelLog
 from bwd.adapters.process import Child, Process
 from bwd.adapters.run_file import RunRecord
-from bwd.core import log_lines, markers, signatures
+from bwd.core import end_causes, log_lines, markers, members, signatures
 from bwd.core.events import SERVES, STARTS, Cause, Event, Exited, Failed, Kind, Phase, PlanRef, Suspicion
 from bwd.daemon.world import Launch, World
 
@@ -66,6 +66,7 @@ class EngineRun:
     phases: dict[str, float] = field(default_factory=dict)  # seconds in each phase of the start
     known: dict[int, Process] = field(default_factory=dict)  # every process ever seen of it
     names: dict[int, str] = field(default_factory=dict)  # their titles ("VLLM::Worker_TP1")
+    core: frozenset[int] = frozenset()  # those of them that the engine cannot go on without
     suspicions: list[str] = field(default_factory=list)
     logged: float = 0.0  # grows with the throughput that the log reports
     version: str | None = None
@@ -74,6 +75,7 @@ class EngineRun:
     shm_seen: frozenset[str] = frozenset()
     asked_to_end: bool = False
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _attended: set[int] = field(default_factory=set)
     _follower: Follower | None = None
 
     @property
@@ -220,8 +222,30 @@ class EngineRun:
         open_ones = [member for member in found if member.state != "D"]
         for member in open_ones:
             self.names[member.pid] = title(member)
+        if self.child is not None:
+            named = [members.Member(m.pid, m.ppid, self.names.get(m.pid, m.name)) for m in found]
+            self.core = members.core(self.child.pid, named, self.core)
         self.shm_seen |= shm.held([member.pid for member in open_ones]) - self.shm_before
         return found
+
+    def attend(self) -> None:
+        """Have the end of each process of the core told the moment it happens: until the gate is closed,
+        every new request runs into a dying engine (docs/gpu/2xh200-supervision.md counted 38)."""
+        for pid in self.core - self._attended:
+            self._attended.add(pid)
+            if self.child is not None and pid != self.child.pid and (member := self.known.get(pid)):
+                self.tasks.append(asyncio.create_task(self._attend(member)))
+
+    async def _attend(self, member: Process) -> None:
+        try:
+            await process.ended(member)
+        except OSError as error:
+            self.world.could("pidfd", f"the end of a process is seen late: {error.strerror or error}")
+            return  # the probes look at it anyway
+        if self.phase() in SERVES or self.phase() is Phase.DRAINING:
+            self.read_log()  # its last words are the reason
+            name = members.label(self.names.get(member.pid, member.name))
+            self.post(Failed(self.number, end_causes.died(name, member.pid)))
 
     def give_way(self) -> None:
         """The run is over: what is left of it must not keep bwd from saving and clearing away. Workers
@@ -277,7 +301,7 @@ class EngineRun:
 def title(member: Process) -> str:
     """What a process calls itself: vLLM's title where it has set one, else its kernel name."""
     command = process.command(member.pid)
-    return command if command.startswith("VLLM::") else member.name
+    return command.split()[0] if command.startswith(members.TITLE) else member.name
 
 
 def _same(member: Process) -> bool:

@@ -13,7 +13,7 @@ from bwd.adapters import clock, compiling, process
 from bwd.adapters.front_client import Stats
 from bwd.adapters.gpu_load import GpuLoad
 from bwd.adapters.probe import Answer, Probe
-from bwd.core import probes
+from bwd.core import members, probes
 from bwd.core.counters import Counters
 from bwd.core.events import SERVES, STARTS, Answering, Phase
 from bwd.core.probes import Canary, Outcome, ProbeSpec, ProbeState, Sample
@@ -217,6 +217,7 @@ class Probing:
         try:
             async with asyncio.timeout(5.0):
                 self._members = await asyncio.to_thread(self.run.scan)
+            self.run.attend()
             self.run.world.could("processes", "")
         except TimeoutError:
             self.run.world.could("processes", "the process table did not answer within 5 s")
@@ -225,14 +226,11 @@ class Probing:
         """Those of the run that are stopped, and those of its core that are gone."""
         stopped: list[probes.Process] = []
         gone: list[probes.Process] = []
-        child = self.run.child
         for pid, known in self.run.known.items():
-            name = self.run.names.get(pid, known.name)
-            core = name.startswith("VLLM::") or (child is not None and pid == child.pid)
+            label = members.label(self.run.names.get(pid, known.name))
             now = process.read(pid)
-            label = name.removeprefix("VLLM::")
             if now is None or now.start_time != known.start_time or not now.living:
-                if core:
+                if pid in self.run.core:
                     gone.append(probes.Process(pid, label))
             elif now.state in ("T", "t"):
                 stopped.append(probes.Process(pid, label))

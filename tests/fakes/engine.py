@@ -21,7 +21,8 @@ this run: {"runs": [script of the first start, of the second, ...]}; the last st
 
 A step is {"log": TEXT} (a line of the API server), {"raw": TEXT} (as it stands), {"sleep": SECONDS},
 {"exit": CODE}, {"grandchild": SECONDS} (a child that leaves the session and sleeps),
-{"child": SECONDS} (a child in the session named like a worker), {"silent": true} (wait for ever),
+{"child": SECONDS} (a child in the session), {"worker": NAME} (a child that vLLM would call VLLM::NAME),
+{"silent": true} (wait for ever),
 {"flood": LINES}, {"kill": "self"}, {"shm": NAME} (a name in /dev/shm, mapped and never unlinked).
 """
 
@@ -148,6 +149,8 @@ class Engine:
                 )
             elif "child" in step:
                 subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({step['child']})"])
+            elif "worker" in step:
+                subprocess.Popen([f"VLLM::{step['worker']}", "600"], executable="/bin/sleep")
             elif "silent" in step:
                 await asyncio.Event().wait()
             elif "flood" in step:
