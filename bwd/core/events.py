@@ -201,7 +201,10 @@ class Exited(RunEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Drained(RunEvent): ...
+class Drained(RunEvent):
+    """The drain is over: nothing is in flight any more, or (`cut`) a person does not wait for what is."""
+
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

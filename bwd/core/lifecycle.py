@@ -284,16 +284,17 @@ def _drain(state: State, now: float, why: str) -> Step:
 
 def _end(state: State, event: Event, now: float, snapshot: bool = True) -> Step:
     """A SIGTERM during the start is lost by vLLM (engine-on-cpu section 5j), so a start is killed; so
-    is a hung engine, which cannot hear it; so is one that is drained and has a successor, for which
-    clients wait: vLLM takes 2 s over a SIGTERM and then kills its EngineCore itself (section 5d). What
-    has ended by itself is only cleared away."""
+    is a hung engine, which cannot hear it; so is one with requests in flight after its drain, because
+    with streams open vLLM never ends on a SIGTERM (section 5d); so is one that has a successor, for
+    which clients wait: vLLM takes 2 s over a SIGTERM and then kills its EngineCore itself. What has ended
+    by itself is only cleared away."""
     before, cause = state.phase, state.cause
     saved: tuple[Effect, ...] = (Snapshot(state.run, cause),) if snapshot and cause is not None else ()
     state = _enter(state, P.STOPPING, now)
     if isinstance(event, Exited):
         return _ending(state, Ending.REAPING, now), (*saved, Reap(state.run))
-    replaced = isinstance(event, Drained) and state.wanted
-    if before is P.DRAINING and not isinstance(event, Failed) and not replaced:
+    idle = before is P.DRAINING and isinstance(event, Drained) and not event.cut
+    if idle and not state.wanted:
         return _ending(state, Ending.TERMINATED, now), (Terminate(state.run),)
     return _ending(state, Ending.KILLED, now), (*saved, Kill(state.run))
 

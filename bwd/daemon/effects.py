@@ -141,7 +141,7 @@ class Effects:
             case Spawn():
                 self.world.post(Failed(effect.run, cause))
             case Drain():
-                self.world.post(Drained(effect.run))
+                self.world.post(Drained(effect.run, cut=True))  # what is in flight is not known
             case Reap():
                 self.task(self._again(effect), "effects")
             case _:

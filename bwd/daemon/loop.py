@@ -122,7 +122,7 @@ class Daemon:
     async def _cut_drain(self, number: int) -> None:
         for _ in range(20):
             if self.state.phase is Phase.DRAINING:
-                self.world.post(Drained(number))
+                self.world.post(Drained(number, cut=True))
                 return
             await asyncio.sleep(0.05)
 

@@ -10,6 +10,7 @@ from bwd.core.events import (
     Cause,
     Cleared,
     Communicating,
+    Drained,
     Exited,
     Failed,
     Kind,
@@ -616,16 +617,48 @@ def _(p: Play) -> None:
     p(118, Reaped(1), "stopped", "say stopped", cause=None, restarts={})
 
 
-@story("a drain has a limit, TERM has one, KILL has one, and then it is the driver")
+@story("TERM has a limit, KILL has one, and then it is the driver")
 def _(p: Play) -> None:
     p.up()
     p(110, Stop(), "draining", None)
-    assert p.deadline == 140
-    p.tick_at_deadline("stopping", "terminate 1")
+    p.drained(140)
     assert p.deadline == 155
     p.tick_at_deadline("stopping", "kill 1")
     assert p.deadline == 185
     p.tick_at_deadline("fatal", "say gave up: STUCK_IN_DRIVER")
+
+
+@story("a drain has a limit, and what is in flight then is cut off by a KILL: vLLM never ends on a TERM")
+def _(p: Play) -> None:
+    p.up()
+    p(110, Stop(), "draining", None)
+    assert p.deadline == 140
+    p.tick_at_deadline("stopping", "kill 1")
+    p.gone(141, "stopped", "say stopped")
+
+
+@story("a person who does not wait for the drain cuts off what is in flight by a KILL")
+def _(p: Play) -> None:
+    p.up()
+    p(110, Stop(), "draining", None)
+    p(111, Drained(1, cut=True), "stopping", "kill 1")
+    p.gone(112, "stopped", "say stopped")
+
+
+@story("a drain that a successor waits for has the same limit")
+def _(p: Play) -> None:
+    p.up()
+    p(110, Restart(), "draining", None)
+    p.tick_at_deadline("stopping", "kill 1")
+    p.gone(141, "starting", "spawn 2 A")
+
+
+@story("an engine whose process dies in the drain is not waited for")
+def _(p: Play) -> None:
+    p.up()
+    p(110, Stop(), "draining", None)
+    p(111, Failed(1, HUNG), "stopping", "kill 1")
+    p.gone(112, "stopped", "say stopped")
 
 
 @story("what is not free in 90 s is stuck")

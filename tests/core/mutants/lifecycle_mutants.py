@@ -58,9 +58,30 @@ LIFECYCLE: tuple[Mutant, ...] = (
     (
         "a hung engine gets a TERM",
         "lifecycle",
-        "if before is P.DRAINING and not isinstance(event, Failed):",
-        "if True:",
+        "    if idle and not state.wanted:\n",
+        "    if True:\n",
         "a communicator that stands still is given 120 s",
+    ),
+    (
+        "an engine with a successor gets a TERM",
+        "lifecycle",
+        "    if idle and not state.wanted:\n",
+        "    if idle:\n",
+        "an edit during a restart is taken instead of the plan before it",
+    ),
+    (
+        "open streams get a TERM when the drain is over",
+        "lifecycle",
+        "isinstance(event, Drained) and not event.cut",
+        "not isinstance(event, Failed)",
+        "a drain has a limit, and what is in flight then is cut off by a KILL: vLLM never ends on a TERM",
+    ),
+    (
+        "a person who does not wait waits for a TERM",
+        "lifecycle",
+        "isinstance(event, Drained) and not event.cut",
+        "isinstance(event, Drained)",
+        "a person who does not wait for the drain cuts off what is in flight by a KILL",
     ),
     (
         "an exit is taken for a kill to come",
