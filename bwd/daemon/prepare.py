@@ -58,7 +58,9 @@ async def prepare(
     except BwdError as error:
         world.post(PrepareFailed(generation, cause_of(error)))
     except Exception as error:
-        cause = Cause(Kind.TRANSIENT, "PREPARE", f"the preparation failed: {type(error).__name__}: {error}")
+        # A defect of ours, or of the machine: tried again inside the budget, which ends it in FATAL
+        text = world.hide(f"the preparation failed: {type(error).__name__}: {error}")
+        cause = Cause(Kind.TRANSIENT, "PREPARE", text, hint="`bwd logs bwd` has the traceback")
         world.post(PrepareFailed(generation, cause))
         raise
     finally:
