@@ -109,7 +109,7 @@ def _ready(paths: Paths, status: Mapping[str, Any], seconds: float) -> End | Non
         return End(ExitCode.OK, start_view.ready_lines(status))
     if seconds < _PATIENCE:
         return None
-    why = last_line(str(paths.logs / "front.log"))
+    why = str((status.get("front") or {}).get("why") or "") or last_line(str(paths.logs / "front.log"))
     return End(
         ExitCode.FAILED,
         (
