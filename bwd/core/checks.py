@@ -13,6 +13,7 @@ from bwd.core.exit_codes import ExitCode
 
 class Outcome(StrEnum):
     OK = "ok"
+    WARNING = "warning"
     FAILED = "failed"
     NOT_APPLICABLE = "not applicable"
     COULD_NOT = "could not check"
@@ -52,6 +53,11 @@ def ok(evidence: str) -> Verdict:
     return Verdict(Outcome.OK, evidence)
 
 
+def warning(evidence: str, hint: str = "") -> Verdict:
+    """Right as far as it goes, and a person should know: it fails nothing."""
+    return Verdict(Outcome.WARNING, evidence, hint)
+
+
 def failed(evidence: str, hint: str = "") -> Verdict:
     return Verdict(Outcome.FAILED, evidence, hint)
 
@@ -65,7 +71,7 @@ def could_not(why: str, hint: str = "") -> Verdict:
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:
-    """1 when a check failed, else 5 when one could not be made: a silence is not a pass."""
+    """1 when a check failed, else 5 when one could not be made: a silence is not a pass. A warning is."""
     outcomes = {result.outcome for result in results}
     if Outcome.FAILED in outcomes:
         return ExitCode.FAILED

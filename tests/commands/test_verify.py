@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.commands.conftest import Done, Installation, Make
+from tests.commands.conftest import Done, Installation, Make, ready
+from tests.core import test_engine_facts
+from tests.fakes import bwd_home
 
 ANSWERS = ("endpoint", "version", "model", "answer", "streaming", "reasoning", "speed")
 
@@ -80,11 +82,46 @@ def test_nothing_running_is_not_a_pass(install: Make) -> None:
     assert "could not check  bwd is not running" in done.out
 
 
-def test_an_ineffective_setting_is_named(install: Make) -> None:
+def test_a_line_that_upstream_ignores_is_a_warning_and_fails_nothing(install: Make) -> None:
     here = install(env="NCCL_P2P_LEVEL=PCI\n")
     done, checks = verify(here, ("settings",))
+    assert (done.code, checks["settings"]["outcome"]) == (0, "warning")
+    assert ".env:3" in checks["settings"]["evidence"]
+    assert "PCI is not a level of NCCL" in checks["settings"]["evidence"]
+
+
+def test_an_unknown_key_fails(install: Make) -> None:
+    done, checks = verify(install(env="NO_SUCH_KEY=1\n"), ("settings",))
     assert (done.code, checks["settings"]["outcome"]) == (1, "failed")
     assert ".env:3" in checks["settings"]["evidence"]
+
+
+def test_what_only_a_gpu_has_is_not_applicable_on_a_cpu(serving: Installation) -> None:
+    rows = ("attention", "transport", "all-reduce", "linear", "graphs", "multicast", "allocator")
+    done, checks = verify(serving, rows)
+    assert done.code == 0
+    assert {check["outcome"] for check in checks.values()} == {"not applicable"}
+
+
+def test_a_gpu_engine_is_held_to_its_log(serving: Installation) -> None:
+    log = serving.home / "engine.log"
+    log.write_text("\n".join([*test_engine_facts.NVLINK, ""]))
+    plan = {"engine": "cuda", "tensor_parallel_size": 2, "argv": [], "env": {"NCCL_P2P_DISABLE": "1"}}
+    (serving.home / "plan.json").write_text(json.dumps(plan))
+    before = ready(serving.port)
+    played = {**before, "engine": {"kind": "cuda"}, "run": {**before["run"], "log": str(log)}}
+    bwd_home.write_script(serving.home, [[0, played]])
+    done, checks = verify(serving, ("transport", "all-reduce", "linear", "graphs", "multicast"))
+    bwd_home.write_script(serving.home, [[0, before]])
+    (serving.home / "plan.json").unlink()
+    assert done.code == 1
+    assert {name: check["outcome"] for name, check in checks.items()} == {
+        "transport": "failed",  # P2P, although the plan turns it off
+        "all-reduce": "ok",
+        "linear": "ok",
+        "graphs": "ok",
+        "multicast": "not applicable",
+    }
 
 
 def test_the_key_reaches_the_api_and_nothing_else(install: Make) -> None:

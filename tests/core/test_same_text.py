@@ -21,7 +21,9 @@ def answer(*steps: tuple[str, tuple[tuple[str, float], ...]], text: str = "quite
 
 def moved(one: Answer, by: float) -> Answer:
     """The same answer with every log probability shifted (nats)."""
-    steps = tuple(replace(step, top=tuple((name, value + by) for name, value in step.top)) for step in one.steps)
+    steps = tuple(
+        replace(step, top=tuple((name, value + by) for name, value in step.top)) for step in one.steps
+    )
     return replace(one, steps=steps)
 
 
@@ -31,7 +33,8 @@ OTHER_AT_TIE = answer(("a", SURE), ("b", TIE), ("z", (("z", -0.5), ("q", -1.0)))
 
 def test_a_build_that_says_the_same_is_the_same() -> None:
     found = compare([PLAIN], [PLAIN], [PLAIN])
-    assert found.same and not found.partings and found.drift == 0 and found.places == 3
+    assert found.same
+    assert (found.partings, found.drift, found.places) == ((), 0, 3)
 
 
 def test_a_tie_closer_than_the_own_noise_may_part() -> None:
