@@ -50,7 +50,7 @@ def write(
     )
     draft.var("MAX_JOBS", str(jobs), why_jobs, origin_of(settings, "MAX_JOBS"))
     draft.var("VLLM_WORKER_MULTIPROC_METHOD", "spawn", "a fork after CUDA starts cannot use CUDA")
-    _nccl(draft, settings)
+    _nccl(draft, settings, devices.ranks)
     if multicast_off(settings, host):
         _multicast(draft, settings)
     if devices.ranks > 1:
@@ -80,8 +80,13 @@ def _caches(draft: Draft, where: PlanPaths) -> None:
     draft.var("CUDA_CACHE_MAXSIZE", "4294967296", "4 GiB: the driver's default evicts large kernels")
 
 
-def _nccl(draft: Draft, settings: Settings) -> None:
-    draft.var("NCCL_DEBUG", "WARN", "NCCL's own reason of a failure goes to the log")
+def _nccl(draft: Draft, settings: Settings, ranks: int) -> None:
+    if ranks > 1 and "NCCL_DEBUG" not in settings.nccl:
+        # A few hundred lines at the start and none after it. With WARN nothing would say what runs.
+        draft.var("NCCL_DEBUG", "INFO", "the log says how data goes between the cards, and why it fails")
+        draft.var("NCCL_DEBUG_SUBSYS", "INIT", "said once, at the start; nothing of each transfer")
+    else:
+        draft.var("NCCL_DEBUG", "WARN", "NCCL's own reason of a failure goes to the log")
     draft.var("NCCL_IB_DISABLE", "1", "one machine: no search for network cards")
     draft.var("NCCL_DMABUF_ENABLE", "1", "NCCL's default, for network cards only: no effect here")
     for name, value in settings.nccl.items():
