@@ -70,7 +70,7 @@ def make(name: str) -> LaunchPlan:
     case = CASES[name]
     with tempfile.TemporaryDirectory() as root:
         host = tree.facts(case.host, Path(root), case.environ)
-    verdict = P2pVerdict(True, host.key, "all steps passed") if case.proven else None
+    verdict = P2pVerdict(True, host.boot_key, "all steps passed") if case.proven else None
     settings = env(case.text, case.profile)
     return make_plan(settings, host, case.model(), WHERE, rung=case.rung, p2p_verdict=verdict)
 
