@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from bwd.core import bench
 from bwd.core.bench import Measured, ResultFormatError, Workload
+from bwd.core.prompts import PROMPTS
 from bwd.errors import BwdError
 
 IMPORT_S = 300.0
@@ -106,6 +107,8 @@ class Load:
         assert self._child is not None
         assert self._child.stdin is not None
         with tempfile.TemporaryDirectory(prefix="bwd-load-") as folder:
+            if workload.text:
+                (Path(folder) / bench.TEXT_FILE).write_text(json.dumps(bench.text_data(PROMPTS)))
             argv = bench.arguments(
                 workload,
                 endpoint=endpoint,

@@ -26,7 +26,8 @@ class ResultFormatError(ValueError):
 class Workload:
     """One load: `prompts` requests, at most `streams` at once, each of `input_tokens` and exactly
     `output_tokens` (the end token is ignored). The first `shared_prefix` tokens of the input are the same
-    in every prompt of one of `prefixes` groups. `label` is what a person reads."""
+    in every prompt of one of `prefixes` groups. `text`: the prompts are core/prompts', not random tokens, so
+    that the output is real text (`input_tokens` counts for nothing then). `label` is what a person reads."""
 
     name: str
     streams: int
@@ -36,6 +37,7 @@ class Workload:
     shared_prefix: int = 0
     prefixes: int = 1
     label: str = ""
+    text: bool = False
 
     @property
     def context(self) -> float:
@@ -120,7 +122,11 @@ def arguments(
     `tokenizer` the model's folder. Another `seed` makes other prompts: one that was sent before would be
     answered from the prefix cache. No secret stands in them: the key travels in OPENAI_API_KEY, which the
     generator puts in the header."""
-    if workload.shared_prefix:
+    if workload.text:
+        # not "custom": that one reads its file with pandas, which the engine's environment does not have
+        shape = ["--dataset-name", "sharegpt", "--dataset-path", f"{result_dir}/{TEXT_FILE}"]
+        shape += ["--sharegpt-output-len", str(workload.output_tokens)]
+    elif workload.shared_prefix:
         suffix = max(1, workload.input_tokens - workload.shared_prefix)
         shape = ["--dataset-name", "prefix_repetition"]
         shape += ["--prefix-repetition-prefix-len", str(workload.shared_prefix)]
@@ -198,6 +204,15 @@ class Measured:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+TEXT_FILE = "prompts.json"
+"""In the result's folder: what a `text` workload sends."""
+
+
+def text_data(prompts: Sequence[str]) -> list[dict[str, Any]]:
+    """Prompts as vLLM's ShareGPT data set wants them (datasets.py:1340); the second turn is never sent."""
+    return [{"conversations": [{"value": prompt}, {"value": "-"}]} for prompt in prompts]
 
 
 def parse(result: Mapping[str, Any], workload: Workload) -> Measured:
