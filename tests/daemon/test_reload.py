@@ -73,8 +73,9 @@ def test_what_changes_nothing_and_what_is_refused_leave_the_engine_alone(house: 
     status = house.until(lambda s: not s["settings"]["problems"])
     assert status["run"]["id"] == first["run"]["id"]
     assert "settings refused" in house.history()
-    house.env_file.write_text(house.env_file.read_text() + "MAX_NUM_SEQS=2\n")
-    answer = house.post("/reload", {"check": True})
+    draft = house.folder / "draft"
+    draft.write_text(house.env_file.read_text() + "MAX_NUM_SEQS=2\n")
+    answer = house.post("/reload", {"check": True, "file": str(draft)})
     assert (answer["change"], answer["keys"], answer["problems"]) == ("restart", ["MAX_NUM_SEQS"], [])
     assert house.status()["run"]["id"] == first["run"]["id"]
 
@@ -191,10 +192,13 @@ def test_a_new_port_that_somebody_holds_is_told_and_the_old_one_stays(house: Hou
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
         taken = stranger.getsockname()[1]
-        house.env_file.write_text(house.env_file.read_text() + f"PORT={taken}\n")
-        checked = house.post("/reload", {"check": True})
+        # Asked of a draft: of .env itself it is a race with the watch, which may have taken it already
+        draft = house.folder / "draft"
+        draft.write_text(house.env_file.read_text() + f"PORT={taken}\n")
+        checked = house.post("/reload", {"check": True, "file": str(draft)})
         assert checked["change"] == "refused"
         assert f"port {taken} is held by" in checked["problems"][0]
+        os.replace(draft, house.env_file)
         house.until(lambda s: f"{taken}" in (s["front"] or {}).get("why", ""))
         assert _stream(house.port, 2)[0] == 200
     _listening_at = f"127.0.0.1:{taken}"
