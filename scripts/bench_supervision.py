@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -205,8 +206,9 @@ def _drain_stream(house: House) -> None:
         return
 
 
-def bench_real(rounds: int) -> dict[str, Any]:
-    """The same on vLLM; a restart by a person between two faults clears the budget."""
+def bench_real(rounds: int, only: str) -> dict[str, Any]:
+    """The same on vLLM; a restart by a person between two faults clears the budget. Only the faults whose
+    names the expression `only` finds are played."""
     faults = {
         "SIGSTOP of a worker, 2 streams": ("Worker_TP1", signal.SIGSTOP, True),
         "SIGSTOP of a worker, no requests": ("Worker_TP1", signal.SIGSTOP, False),
@@ -214,6 +216,7 @@ def bench_real(rounds: int) -> dict[str, Any]:
         "SIGKILL of EngineCore, 2 streams": ("EngineCore", signal.SIGKILL, True),
         "SIGKILL of the API server, 2 streams": ("api", signal.SIGKILL, True),
     }
+    faults = {name: fault for name, fault in faults.items() if re.search(only, name)}
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in faults}
     folder = Path(tempfile.mkdtemp(prefix="bwd-bench-"))
     place = FaultPlace(folder)
@@ -315,12 +318,13 @@ def main() -> int:
     parser.add_argument("--only", default="replay,follower,fake,real")
     parser.add_argument("--rounds", type=int, default=5, help="of each fault on the fake engine")
     parser.add_argument("--real-rounds", type=int, default=5, help="of each fault on vLLM")
+    parser.add_argument("--real-faults", default="", metavar="RE", help="only those whose names have this")
     args = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "replay": bench_replay,
         "follower": bench_follower,
         "fake": lambda: bench_fake(args.rounds),
-        "real": lambda: bench_real(args.real_rounds),
+        "real": lambda: bench_real(args.real_rounds, args.real_faults),
     }
     data: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
     for name in args.only.split(","):

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.engine,
     pytest.mark.faults,
-    pytest.mark.long,
     pytest.mark.timeout(300),
 ]
 
@@ -50,22 +49,6 @@ def test_a_worker_paused_for_less_than_the_window_costs_nothing(running: FaultPl
     assert after["run"]["id"] == before["run"]["id"]
     assert after["restarts"] == before["restarts"]
     report("SIGSTOP of a worker for 7 s, then SIGCONT, 2 streams", "none", "none: both streams whole")
-
-
-def test_a_killed_bwd_is_followed_by_one_that_adopts_within_two_seconds(running: FaultPlace) -> None:
-    before = running.status()
-    with Load(running, tokens=2500, loops=False) as load:
-        os.kill(before["bwd"]["pid"], signal.SIGKILL)
-        after = running.until(lambda s: s["bwd"]["pid"] != before["bwd"]["pid"] and s["run"], 30, "adopted")
-        took = after["bwd"]["uptime_s"]
-    assert after["run"]["id"] == before["run"]["id"]
-    assert after["run"]["adopted"] is True
-    assert took <= 2.0, f"adopted {took} s after its start"
-    assert [one.how for one in load.done] == ["whole", "whole"], load.done
-    after = running.until(lambda s: s["phase"] == "ready" and s["prep"]["phase"] == "none", 60, "ready")
-    assert after["run"]["id"] == before["run"]["id"], "the model was loaded again"
-    assert running.history()[-1]["what"] in ("unchanged", "adopted", "settings as before")
-    report("SIGKILL of bwd, 2 streams", "none", "adopted; both streams whole", adopted=took)
 
 
 def test_a_stopped_worker_under_load_is_seen_and_replaced_within_20_seconds(running: FaultPlace) -> None:
@@ -102,16 +85,36 @@ def test_the_snapshot_of_the_hang_holds_what_a_person_needs(running: FaultPlace)
     assert "Worker_TP1" in shown.out
 
 
+def test_a_killed_bwd_is_followed_by_one_that_adopts_within_two_seconds(running: FaultPlace) -> None:
+    """It has no failure of the time before against the engine, so the next fault is the first one again."""
+    before = running.status()
+    with Load(running, tokens=1500, loops=False) as load:
+        os.kill(before["bwd"]["pid"], signal.SIGKILL)
+        after = running.until(lambda s: s["bwd"]["pid"] != before["bwd"]["pid"] and s["run"], 30, "adopted")
+        took = after["bwd"]["uptime_s"]
+    assert after["run"]["id"] == before["run"]["id"]
+    assert after["run"]["adopted"] is True
+    assert took <= 2.0, f"adopted {took} s after its start"
+    assert [one.how for one in load.done] == ["whole", "whole"], load.done
+    after = running.until(lambda s: s["phase"] == "ready" and s["prep"]["phase"] == "none", 60, "ready")
+    assert after["run"]["id"] == before["run"]["id"], "the model was loaded again"
+    assert running.history()[-1]["what"] in ("unchanged", "adopted", "settings as before")
+    report("SIGKILL of bwd, 2 streams", "none", "adopted; both streams whole", adopted=took)
+
+
 def test_a_killed_worker_is_named_and_the_engine_replaced(running: FaultPlace) -> None:
     with Load(running) as load:
         moments = strike(running, signal_to(running, "Worker_TP1", signal.SIGKILL))
         time.sleep(2)
     assert moments.cause["kind"] == "transient"
-    assert moments.cause["id"] in ("WORKER_DIED", "HUNG"), moments
+    assert moments.cause["id"] == "WORKER_DIED", moments
     assert moments.left == []
-    assert moments.verdict <= 20.0, moments
+    assert moments.verdict <= 2.0, moments
+    assert moments.begun <= 20.0, moments
+    assert len(load.broken()) <= 2, load.done  # those in flight, and nobody after them
     assert load.done[-1].how in ("left", "whole"), load.done
-    report("SIGKILL of a worker, 2 streams", moments.cause["id"], "snapshot, kill, restart", moments)
+    broken = f"{len(load.broken())} answers"
+    report("SIGKILL of a worker, 2 streams", "WORKER_DIED", "snapshot, kill, restart", moments, broken=broken)
 
 
 def test_a_stop_with_streams_open_ends_and_leaves_nothing(running: FaultPlace) -> None:
@@ -121,8 +124,10 @@ def test_a_stop_with_streams_open_ends_and_leaves_nothing(running: FaultPlace) -
         done = running.bwd("stop", timeout=120)
         took = time.monotonic() - began
     assert done.code == 0, done.text
-    assert took < 3 + 15 + 15, took
+    assert took < 3 + 15, took  # the drain, and less than the grace of a TERM that would be lost
     assert running.nothing_left() == []
     hows = {one.how for one in load.done}
     assert hows <= {"whole", "cut", "error"}, load.done
-    report("`bwd stop` with 2 streams open, DRAIN_SECONDS=3", "none", "drained, told, killed", stop=took)
+    report(
+        "`bwd stop` with 2 streams open, DRAIN_SECONDS=3", "none", "drained, the rest cut off", stop=took
+    )
