@@ -34,13 +34,15 @@ def under_load(place: Any, streams: Any, reloads: int, clients: int, tokens: int
     """Edit MAX_NUM_SEQS `reloads` times while `clients` stream; what their answers were."""
     began = time.monotonic()
     number = place.status()["run"]["number"]
+    spent = []
     with streams.Streams(place.port, "demo", count=clients, tokens=tokens) as load:
         for step in range(reloads):
             _until_whole(load, time.monotonic())
             place.write(*BASE, f"MAX_NUM_SEQS={8 + step % 2}")
             number += 1
             place.ready(number, 400)
-            print(f"reload {step + 1}/{reloads}: {load.counts()}", file=sys.stderr, flush=True)
+            spent.append(_phases(place))
+            print(f"reload {step + 1}/{reloads}: {load.counts()} {spent[-1]}", file=sys.stderr, flush=True)
         _until_whole(load, time.monotonic())
     phases: dict[str, int] = {}
     for answer in load.answers:
@@ -53,6 +55,7 @@ def under_load(place: Any, streams: Any, reloads: int, clients: int, tokens: int
         "seconds": round(time.monotonic() - began, 1),
         "answers": {how: load.counts().get(how, 0) for how in ("whole", "refused", "broken")},
         "refused_in_phase": phases,
+        "phases": spent,
         "broken": [answer.detail for answer in load.broken()],
         "runs": place.status()["run"]["number"],
         "restarts_for_a_cause": place.status()["restarts"],
@@ -158,6 +161,7 @@ def _text(result: dict[str, Any]) -> str:
         f"{load['clients']} clients, {load['tokens']} tokens each:",
         f"  whole {counts['whole']}, clean 503 {counts['refused']}, broken {counts['broken']}",
         f"  503 by phase: {load['refused_in_phase']}",
+        *(f"  reload {number}: {spent}" for number, spent in enumerate(load["phases"], 1)),
         *(f"  broken: {detail}" for detail in load["broken"]),
         "without load, seconds that the port was shut:",
         *(
