@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -47,10 +48,15 @@ def argv(python: Path | str, step: Step) -> list[str]:
 
 
 def run(
-    command: Sequence[str], environ: Mapping[str, str], limits: Limits, on_at: Callable[[str], None]
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    limits: Limits,
+    on_at: Callable[[str], None],
+    keep_logs: Path | None = None,
 ) -> Ran:
     """Run a step to its end or to a limit; `on_at` hears what it is at. Whatever it started is in its
-    session and is killed with it, also when we are interrupted. Raises OSError when it does not start."""
+    session and is killed with it, also when we are interrupted. What driver and NCCL wrote is copied to
+    the folder `keep_logs`. Raises OSError when it does not start."""
     with tempfile.TemporaryDirectory(prefix="bwd-p2p-", ignore_cleanup_errors=True) as folder:
         logs = Path(folder)
         with (logs / "hub.log").open("wb") as errors:
@@ -67,6 +73,8 @@ def run(
             events, killed = _follow(child, limits, on_at)
         finally:
             stuck = _end(child)
+        if keep_logs is not None:
+            shutil.copytree(logs, keep_logs, dirs_exist_ok=True)
         texts = tuple(_tail(path) for path in sorted(logs.glob("*.log")))
         return Ran(tuple(events), killed, child.poll(), texts, stuck, limits)
 
@@ -105,7 +113,7 @@ def _follow(
                     on_at(str(event.get("text")))
                 if event.get("event") in ("wrong", "error", "unable"):
                     # decided; the other rank gets a moment to say its word, and no more
-                    limits = Limits(start=2.0, silence=2.0, whole=time.monotonic() - began + 3.0)
+                    limits = Limits(start=1.0, silence=1.0, whole=time.monotonic() - began + 2.0)
 
 
 def _report(line: bytes) -> Mapping[str, Any] | None:

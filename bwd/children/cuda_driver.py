@@ -55,6 +55,7 @@ class Card:
         self._call("cuCtxSetCurrent", context)
         self._stream = c_void_p()
         self._call("cuStreamCreate", byref(self._stream), c_uint(_NON_BLOCKING))
+        self._functions: dict[str, c_void_p] = {}
         self._module = c_void_p()
         self._call("cuModuleLoadData", byref(self._module), c_char_p(module.read_bytes() + b"\0"))
 
@@ -125,8 +126,10 @@ class Card:
 
     def launch(self, name: str, blocks: int, threads: int, arguments: Sequence[object]) -> None:
         """Start a kernel on the stream; `arguments` are ctypes values in its order."""
-        function = c_void_p()
-        self._call("cuModuleGetFunction", byref(function), self._module, c_char_p(name.encode()))
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = c_void_p()
+            self._call("cuModuleGetFunction", byref(function), self._module, c_char_p(name.encode()))
         places = (c_void_p * len(arguments))(
             *(ctypes.addressof(argument) for argument in arguments)  # type: ignore[arg-type]
         )

@@ -163,7 +163,7 @@ def _copy(job: Job, entry: Entry, out: int, body: Body, follower: hashing.Follow
     for piece in body.pieces:
         if job.stop.is_set():
             raise Stopped
-        if have == 0 and entry.size > 1 << 20 and piece[:64].lstrip()[:9].lower() in (b"<!doctype", b"<html"):
+        if have == 0 and entry.size > 1 << 20 and _is_page(bytes(piece[:64])):
             raise HubError(Cause.WEB_PAGE, f"a web page came instead of {entry.path}", "check proxies")
         if have + len(piece) > entry.size:
             raise Anew(Cause.CORRUPT, f"more bytes of {entry.path} came than it has")
@@ -173,7 +173,11 @@ def _copy(job: Job, entry: Entry, out: int, body: Body, follower: hashing.Follow
         report.file(entry.path, have, entry.size)
 
 
-def _write(out: int, piece: bytes, entry: Entry, folder: Path) -> None:
+def _is_page(beginning: bytes) -> bool:
+    return beginning.lstrip()[:9].lower().startswith((b"<!doctype", b"<html"))
+
+
+def _write(out: int, piece: bytes | memoryview, entry: Entry, folder: Path) -> None:
     view = memoryview(piece)
     while view:
         try:

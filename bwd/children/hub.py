@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import socket
+import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +26,9 @@ from bwd.core.manifest import Entry, Manifest, is_safe
 
 # Seconds. A connection that brings nothing for READ_TIMEOUT is given up and taken up again where it stopped.
 CONNECT_TIMEOUT, READ_TIMEOUT = 15.0, 60.0
+# Bytes of one piece at most, and how long a slow line may take to fill it: what is lost when the process is
+# killed. The HTTP library hands out 64 kB at a time, which costs more than hashing them.
+PIECE, PIECE_SECONDS = 1 << 20, 0.05
 
 
 # What comes out of the libraries; anything else is a defect of ours and must show as one.
@@ -50,11 +56,11 @@ class Location:
 @dataclass(frozen=True, slots=True)
 class Body:
     """An open answer: its first byte's offset in the file, the file's size as the server sees it (None: it
-    does not say), and the pieces."""
+    does not say), and the pieces. A piece holds until the next one is asked for."""
 
     start: int
     size: int | None
-    pieces: Iterator[bytes]
+    pieces: Iterator[bytes | memoryview]
 
 
 class Hub:
@@ -129,7 +135,7 @@ class Hub:
             if encoded:
                 yield Body(start, None, answer.iter_bytes())
             else:
-                yield Body(start, size, answer.iter_raw())
+                yield Body(start, size, _pieces(answer))
 
     @contextlib.contextmanager
     def xet_body(self, location: Location, entry: Entry, offset: int) -> Iterator[Body]:
@@ -269,6 +275,67 @@ def _range(answer: httpx2.Response, offset: int) -> tuple[int, int | None]:
         return int(first) if first.isdigit() else offset, int(size) if size.isdigit() else None
     length = answer.headers.get("content-length", "")
     return 0, int(length) if length.isdigit() else None
+
+
+def _pieces(answer: httpx2.Response) -> Iterator[bytes | memoryview]:
+    """The body in large pieces: what the library has read already comes from it, the rest straight from its
+    connection into one buffer. Where that cannot be (a body without a length, TLS inside TLS), all of it
+    comes from the library."""
+    through = answer.iter_raw()
+    length, line = answer.headers.get("content-length", ""), _connection(answer)
+    if line is None or not length.isdigit() or "transfer-encoding" in answer.headers:
+        yield from through
+        return
+    left = int(length)
+    # The library's first piece is all that came with the headers, or else one read: after it nothing is left
+    # in its buffer. `through` must live as long as this reads: its end closes the connection.
+    first = next(through, b"")
+    left -= len(first)
+    yield first
+    if left <= 0:
+        yield from through
+        return
+    line.settimeout(answer.request.extensions["timeout"]["read"])
+    buffer = memoryview(bytearray(PIECE))
+    while left > 0:
+        filled, error = _fill(line, buffer[: min(PIECE, left)])
+        left -= filled
+        if filled:
+            yield buffer[:filled]
+        if error is not None:
+            raise error
+        if not filled:
+            return
+
+
+def _connection(answer: httpx2.Response) -> socket.socket | None:
+    """The socket that the body comes from in the clear; None where the library itself must decrypt."""
+    stream = answer.extensions.get("network_stream")
+    if stream is None or answer.extensions.get("http_version") not in (b"HTTP/1.1", b"HTTP/1.0"):
+        return None
+    found = stream.get_extra_info("socket")
+    if isinstance(stream.get_extra_info("ssl_object"), ssl.SSLObject):
+        return None
+    return found if isinstance(found, socket.socket) else None
+
+
+def _fill(line: socket.socket, room: memoryview) -> tuple[int, httpx2.HTTPError | None]:
+    """Receive until `room` is full, PIECE_SECONDS are over, or the line ends: bytes, and what went wrong
+    after them."""
+    filled, end = 0, 0.0
+    while filled < len(room):
+        try:
+            got = line.recv_into(room[filled:])
+        except TimeoutError:
+            return filled, httpx2.ReadTimeout("")
+        except OSError:
+            return filled, httpx2.ReadError("")
+        filled += got
+        now = time.monotonic()
+        end = end or now + PIECE_SECONDS
+        if got == 0 or now >= end:
+            break
+    return filled, None
 
 
 def _ratelimit(value: str) -> float | None:

@@ -1,6 +1,6 @@
 """One step of the P2P test, between the cards that CUDA_VISIBLE_DEVICES names.
 
-    python -m bwd.children.p2p access|data|reduce|graph --ranks N --logs FOLDER
+    python -m bwd.children.p2p access|data|reduce|reduce-shm|graph --ranks N --logs FOLDER
 
 Runs under the engine's Python with nothing but the standard library, the driver and NCCL, one process a
 card. Never asks for NVLink multicast or symmetric memory. Everything that may hang is named before it is
@@ -10,8 +10,9 @@ begun (bwd.children.report, with the rank): the parent, bwd.adapters.p2p, kills 
   fact   something measured               wrong  wrong data
   error  a call that failed: `code`       unable not a matter of P2P: memory, driver, library
 
-What a library prints goes to FOLDER/rank-N.log. Three variables are for tests alone: BWD_P2P_INJECT
-(`wrong:STEP` or `hang:STEP`, by rank 0), BWD_P2P_LIBCUDA and BWD_P2P_LIBNCCL (other libraries).
+What a library prints goes to FOLDER/rank-N.log. Four variables are for tests alone: BWD_P2P_INJECT
+(`wrong:STEP` or `hang:STEP`, by rank 0), BWD_P2P_LIBCUDA and BWD_P2P_LIBNCCL (other libraries),
+BWD_P2P_LARGEST (bytes of the largest buffer: less is quicker and proves less).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Rank:
     """This process's card, and the way to the other ranks."""
 
     def __init__(self, rank: int, ranks: int, hub: socket.socket, step: str) -> None:
-        self.rank, self.ranks, self.step = rank, ranks, step
+        self.rank, self.ranks = rank, ranks
+        self.largest = int(os.environ.get("BWD_P2P_LARGEST", 1 << 40))
         self.peer = (rank + 1) % ranks
         self._hub = hub.makefile("rw", encoding="ascii", newline="\n")
         kind, _, where = os.environ.get("BWD_P2P_INJECT", "").partition(":")
@@ -162,13 +164,14 @@ def access(rank: Rank) -> None:
 def data(rank: Rank) -> None:
     """Every size, by a kernel's stores and by the copy engine, one way, the other, and both at once; each
     time it is the owner of the memory who looks: a writer may read back its own mirror (NCCL#2335)."""
-    card, most = rank.card, SIZES[-1]
+    sizes = [size for size in SIZES if size <= rank.largest]
+    card, most = rank.card, sizes[-1]
     mine, source = card.allocate(most), card.allocate(most)
     rank.meet()
     theirs = card.open(IpcHandle.from_hex(rank.share(card.share(mine).hex())[rank.peer]))
     rank.ready()
     seed = 0
-    for size in SIZES:
+    for size in sizes:
         for how in ("stores", "copies"):
             for writers in ((0,), (1,), (0, 1)):
                 seed += 1
@@ -213,7 +216,8 @@ def _once(
 
 def reduce(rank: Rank) -> None:
     """NCCL's all-reduce of integers in every size, compared exactly."""
-    card, most = rank.card, REDUCED[-1]
+    sizes = [size for size in REDUCED if size <= rank.largest]
+    card, most = rank.card, max(sizes[-1], _SMALL)
     rank.at("loading NCCL")
     nccl = Nccl(find(os.environ.get("BWD_P2P_LIBNCCL", "")))
     source, into = card.allocate(most), card.allocate(most)
@@ -225,7 +229,7 @@ def reduce(rank: Rank) -> None:
     rank.at("making the communicator")
     nccl.join(rank.ranks, UniqueId.from_hex(name), rank.rank)
     total = sum(range(rank.ranks))
-    for count, size in enumerate(REDUCED):
+    for count, size in enumerate(sizes):
         what = f"all-reduce of {_size(size)}"
         rank.at(what)
         rank.fill(source, size, _SPREAD, count + rank.rank)
@@ -258,35 +262,53 @@ def graph(rank: Rank) -> None:
     card.wait()
     theirs = card.open(IpcHandle.from_hex(rank.share(card.share(mine).hex())[rank.peer]))
     sender = rank.rank + (5 if rank.spoils else 0)
-    card.begin_graph()
-    for _ in range(_IN_GRAPH):
+
+    def launch() -> None:
         card.launch(
             "reduce", _BLOCKS, _THREADS,
             [c_uint64(mine), c_uint64(mine + _SMALL), c_uint64(theirs), c_uint64(theirs + _SMALL),
              c_uint64(state), c_uint(words), c_uint(sender), c_uint64(_WAIT_NS)],
         )  # fmt: skip
-    recorded = card.end_graph()
-    rank.ready()
-    for done in range(0, ROUNDS, _IN_GRAPH):
-        rank.at(f"{done} of {ROUNDS} all-reduces of {_size(_SMALL)} in a graph")
-        began = time.monotonic()
-        card.run_graph(recorded)
+
+    def look() -> None:
         wrong, late, *rounds = memoryview(card.read(state, 8 + 4 * _BLOCKS)).cast("I")
-        spent = time.monotonic() - began
         if late:
+            seconds = _WAIT_NS // 10**9
             raise WrongData(
-                f"a flag written by card {rank.peer} did not arrive within {_WAIT_NS // 10**9} s, after "
-                f"{min(rounds)} all-reduces"
+                f"a flag of card {rank.peer} did not arrive in {seconds} s, in all-reduce {min(rounds) + 1}"
             )
         if wrong:
-            raise WrongData(f"{wrong} wrong sums in {done + _IN_GRAPH} all-reduces of {_size(_SMALL)}")
+            raise WrongData(f"{wrong} wrong sums in {min(rounds)} all-reduces of {_size(_SMALL)}")
+
+    rank.ready()
+    rank.at(f"an all-reduce of {_size(_SMALL)}")
+    # before the recording: a function that is loaded while a graph is recorded spoils the recording
+    launch()
+    look()
+    card.begin_graph()
+    for _ in range(_IN_GRAPH):
+        launch()
+    recorded = card.end_graph()
+    for done in range(0, ROUNDS, _IN_GRAPH):
+        rank.at(f"{done} of {ROUNDS} all-reduces of {_size(_SMALL)} in a graph")
+        rank.meet()
+        began = time.monotonic()
+        card.run_graph(recorded)
+        look()
+        spent = time.monotonic() - began
     if rank.rank == 0:
         rank.fact("graph_us", round(spent / _IN_GRAPH * 1e6, 1))
     rank.meet()
     card.close(theirs)
 
 
-STEPS: dict[str, Callable[[Rank], None]] = {"access": access, "data": data, "reduce": reduce, "graph": graph}
+STEPS: dict[str, Callable[[Rank], None]] = {
+    "access": access,
+    "data": data,
+    "reduce": reduce,
+    "reduce-shm": reduce,
+    "graph": graph,
+}
 
 
 def _size(size: int) -> str:
@@ -297,10 +319,10 @@ def _size(size: int) -> str:
 
 
 # ------------------------------------------------------------------ the processes
-def run_rank(step: str, rank: int, ranks: int, hub: socket.socket) -> int:
+def run_rank(args: argparse.Namespace, rank: int, hub: socket.socket) -> int:
     """0 when the step went through; else it was said why."""
     try:
-        STEPS[step](Rank(rank, ranks, hub, step))
+        STEPS[args.step](Rank(rank, args.ranks, hub, args.step))
     except WrongData as error:
         report.send("wrong", rank=rank, text=str(error))
     except (CudaError, NcclError) as error:
@@ -313,7 +335,7 @@ def run_rank(step: str, rank: int, ranks: int, hub: socket.socket) -> int:
     return 1
 
 
-def _start(step: str, rank: int, ranks: int, logs: Path) -> tuple[int, socket.socket]:
+def _start(args: argparse.Namespace, rank: int) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid:
@@ -325,10 +347,12 @@ def _start(step: str, rank: int, ranks: int, logs: Path) -> tuple[int, socket.so
         _end_with_parent()
         # reports keep the way to the parent; what a library prints must not get into them
         sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        log = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(args.logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        code = run_rank(step, rank, ranks, theirs)
+        # to a file of its own NCCL writes line by line; what is left in a buffer here would be lost
+        os.environ["NCCL_DEBUG_FILE"] = os.fspath(args.logs / f"nccl-{rank}.log")
+        code = run_rank(args, rank, theirs)
     except BaseException as error:
         report.send("unable", rank=rank, text=f"{type(error).__name__}: {error}")
     finally:
@@ -371,7 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--logs", type=Path, required=True)
     args = parser.parse_args(arguments)
     _end_with_parent()
-    started = [_start(args.step, rank, args.ranks, args.logs) for rank in range(args.ranks)]
+    started = [_start(args, rank) for rank in range(args.ranks)]
     pass_on([hub for _, hub in started])
     for _, hub in started:
         hub.close()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 from bwd import paths as bwd_paths
 from bwd.adapters import environments, hostinfo, nvml, p2p, settings_file
@@ -23,9 +24,9 @@ from bwd.errors import BwdError
 from bwd.paths import Paths
 
 
-def run(*, as_json: bool) -> int:
-    """Test, print step by step, and store the verdict. 0: passed or nothing to test against; 1: a veto;
-    5: it could not be tested."""
+def run(*, as_json: bool, logs: str | None = None) -> int:
+    """Test, print step by step, and store the verdict; what NCCL wrote goes to a folder a step in `logs`.
+    0: passed or nothing to test against; 1: a veto; 5: it could not be tested."""
     paths = bwd_paths.find(os.environ).make()
     settings = settings_file.load(paths, os.environ)
     host = hostinfo.read(nvml=nvml.read(), environ=os.environ)
@@ -43,7 +44,8 @@ def run(*, as_json: bool) -> int:
     def start(step: Step, say: Callable[[str], None]) -> Ran:
         inherited = env.apply(os.environ)
         environ = core.environment(step, settings, host, inherited, str(paths.cache))
-        return p2p.run(p2p.argv(env.python, step), environ, Limits(), say)
+        keep = Path(logs).absolute() / step.id if logs else None
+        return p2p.run(p2p.argv(env.python, step), environ, Limits(), say, keep)
 
     done, over = _all(core.steps(cards), start, quiet=as_json)
     results = [result for _, result in done]
@@ -130,7 +132,7 @@ def _all(
                 verdict = checks.could_not(f"the test does not start: {error.strerror or error}")
             else:
                 verdict = core.judge(step, ran)
-                if step.child == "reduce" and not step.shm and verdict.outcome == Outcome.OK:
+                if step.child == "reduce" and verdict.outcome == Outcome.OK:
                     over = core.transport(ran.logs)
         done.append((step, Result(step.id, step.title, verdict.outcome, verdict.evidence, verdict.hint)))
     if live:

@@ -89,7 +89,7 @@ def steps(cards: Sequence[Gpu]) -> tuple[Step, ...]:
         *each("access", "memory of the other card over CUDA IPC"),
         *each("data", "patterns by stores and by copies, both ways"),
         Step("reduce", "NCCL all-reduce, compared exactly", "reduce", whole),
-        Step("reduce-shm", "the same without P2P", "reduce", whole, shm=True),
+        Step("reduce-shm", "the same without P2P", "reduce-shm", whole, shm=True),
         *each("graph", "1000 small all-reduces in a CUDA graph"),
     )
 
@@ -112,7 +112,6 @@ def environment(
         NCCL_DEBUG="INFO",
         NCCL_DEBUG_SUBSYS="INIT,P2P,SHM,ENV",
     )
-    env.pop("NCCL_DEBUG_FILE", None)
     if step.shm:
         env["NCCL_P2P_DISABLE"] = "1"
     return env
@@ -177,7 +176,7 @@ def _good(step: Step, ran: Ran) -> Verdict:
         return checks.ok(
             "1 KiB to 64 MiB, all words right" + (f"; copies at {speeds} GB/s" if speeds else "")
         )
-    if step.child == "reduce":
+    if step.child in ("reduce", "reduce-shm"):
         return _reduced(ran)
     took = next(iter(_facts(ran, "graph_us")), None)
     return checks.ok("all sums right" + (f"; {took:g} us each" if took is not None else ""))
@@ -231,7 +230,7 @@ def _nccl_warning(logs: Iterable[str]) -> str:
 # ------------------------------------------------------------------ the whole test
 def skipped(step: Step, before: Sequence[tuple[Step, Result]], nccl_over: str) -> Verdict | None:
     """Why a step need not or cannot run after what came before; None: run it."""
-    outcomes = {one.child if not one.shm else one.id: result.outcome for one, result in before}
+    outcomes = {one.child: result.outcome for one, result in before}
     if not step.shm:
         vetoes = [one.id for one, r in before if r.outcome == Outcome.FAILED and not one.shm]
         if vetoes:
