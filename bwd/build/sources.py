@@ -45,11 +45,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """patches/sources.json: the sdist, upstream's wheel, and what is taken out of that wheel."""
+    """patches/sources.json: the sdist, upstream's wheel, what is taken out of that wheel, and a CMake for
+    systems that have none or an old one."""
 
     sdist: Source
     wheel: Source
     cutlass_library: Source
+    cmake: Source
     triton_kernels_prefix: str
     triton_kernels_sha256: str
     git_url: str
@@ -64,6 +66,7 @@ def read_pins(file: Path) -> Pins:
         sdist=Source(**data["sdist"]),
         wheel=Source(**data["wheel"]),
         cutlass_library=Source(**data["cutlass_library"]),
+        cmake=Source(**data["cmake"]),
         triton_kernels_prefix=data["triton_kernels"]["prefix"],
         triton_kernels_sha256=data["triton_kernels"]["sha256"],
         git_url=data["git"]["url"],

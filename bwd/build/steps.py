@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bwd.build import compile as compiler
-from bwd.build import git_source, patches, sources, toolkit, wheel
+from bwd.build import git_source, patches, sources, toolkit, tools, wheel
 from bwd.build.engine import Engine
 from bwd.build.sources import Say
 from bwd.core.build import Jobs, version_of, wheel_key, wheel_requirements
@@ -223,40 +222,27 @@ def _from_source(
         folder=spec.objects,
         log=spec.log,
     )
-    env = compiler.build_environment(kit, inputs, spec.archs, environ)
+    env = tools.with_patch(
+        spec.state / "tools",
+        tools.with_cmake(
+            pins,
+            spec.state / "tools",
+            indexes,
+            compiler.build_environment(kit, inputs, spec.archs, environ),
+            say,
+            spec.offline,
+        ),
+    )
     toolkit.make_driver_stub(kit, env)
-    with _patch_tool(spec.state / "tools", env) as env_with_patch:
-        say(f"compiling for {', '.join(spec.archs)} with {spec.jobs.count} jobs ({spec.jobs.reason})")
-        compiler.configure(kit, inputs, spec.jobs, env_with_patch, say, lock)
-        compiled = compiler.compile_all(inputs, spec.jobs, env_with_patch, say, lock)
-        made = spec.state / "made"
-        shutil.rmtree(made, ignore_errors=True)
-        shutil.copytree(tree / "vllm", made / "vllm")
-        compiler.install_components(inputs, made, env_with_patch)
+    say(f"compiling for {', '.join(spec.archs)} with {spec.jobs.count} jobs ({spec.jobs.reason})")
+    compiler.configure(kit, inputs, spec.jobs, env, say, lock)
+    compiled = compiler.compile_all(inputs, spec.jobs, env, say, lock)
+    made = spec.state / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    shutil.copytree(tree / "vllm", made / "vllm")
+    compiler.install_components(inputs, made, env)
     (made / "vllm" / "_version.py").write_text(wheel.version_module(version_of(spec.archs, "source")))
     return made, {**asdict(compiled), "jobs": spec.jobs.count}
-
-
-@contextmanager
-def _patch_tool(folder: Path, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """vLLM's CMakeLists.txt calls `patch` on one of torch's headers. Where there is none (conda-forge's
-    compilers do not bring it), git does the same."""
-    if shutil.which("patch", path=env.get("PATH")):
-        yield dict(env)
-        return
-    git = shutil.which("git", path=env.get("PATH"))
-    if git is None:
-        raise BwdError("neither patch nor git is installed", hint="install git")
-    folder.mkdir(parents=True, exist_ok=True)
-    tool = folder / "patch"
-    tool.write_text(
-        "#!/bin/sh\n"
-        "# patch --batch --forward -p1 --input=FILE, done by git\n"
-        'for word in "$@"; do case "$word" in --input=*) file=${word#--input=};; esac; done\n'
-        f'GIT_CEILING_DIRECTORIES="$(dirname "$PWD")" exec {git} apply -p1 "$file"\n'
-    )
-    tool.chmod(0o755)
-    yield {**env, "PATH": f"{folder}{os.pathsep}{env.get('PATH', '')}"}
 
 
 def _cutlass_library(spec: Spec, pins: sources.Pins, indexes: Sequence[str], say: Say) -> Path:
