@@ -58,10 +58,12 @@ def unresolved(library: Path, search: Sequence[Path]) -> list[str]:
     got = subprocess.run(["ldd", "-r", str(library)], env=env, capture_output=True, text=True, check=False)
     missing = [m[1] for m in re.finditer(r"undefined symbol: (\S+)", got.stdout + got.stderr)]
     missing += [m[1] for m in re.finditer(r"(\S+) => not found", got.stdout)]
-    # Extensions leave Python's own functions to the interpreter that loads them.
-    return sorted(
-        {m for m in missing if not m.startswith(("Py", "_Py", "libcuda.so", "cu")) or m.startswith("cub")}
-    )
+    return sorted({m for m in missing if not _ELSEWHERE.match(m)})
+
+
+_ELSEWHERE = re.compile(r"_?Py|libcuda\.so|cu[A-Z]")
+"""Extensions leave Python's functions to the interpreter that loads them, and the driver's (cuMemMap; the
+runtime's are cudaMalloc and the like) to the host."""
 
 
 def inspect(

@@ -100,6 +100,14 @@ def test_a_wheel_from_another_machine_is_installed_and_kept(site: Path, tmp_path
     assert last(got).startswith("bwd: this vLLM is not what it should be: code for the cards: no library")
 
 
+def test_a_wheel_goes_to_another_machine_as_it_is(site: Path, tmp_path: Path) -> None:
+    brought = theirs(tmp_path)
+    got = bwd(tmp_path, "--arch", "12.0", "--import", str(brought), "--export", "usb", "--no-install")
+    assert got.returncode == 0
+    assert (tmp_path / "usb" / brought.name).read_bytes() == brought.read_bytes()
+    assert wheel.installed(site) is None
+
+
 def test_a_wheel_for_other_cards_is_refused(site: Path, tmp_path: Path) -> None:
     got = bwd(tmp_path, "--arch", "9.0", "--import", str(theirs(tmp_path)))
     assert "has no code for 9.0" in last(got)
