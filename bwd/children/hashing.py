@@ -25,8 +25,9 @@ class Digest:
 
 
 class Follower:
-    """Hashes a file from its beginning while somebody else appends to it. What an earlier process left of the
-    file is hashed as well, while new bytes arrive behind it."""
+    """Hashes a file from its beginning while its one writer appends to it: each new piece out of the
+    writer's own buffer (reading it back from the disk would cost as much again as receiving it), and what an
+    earlier try left of the file from the disk, in a thread, while new bytes arrive behind it."""
 
     def __init__(self, path: Path, entry: Entry) -> None:
         self._entry = entry
@@ -36,53 +37,61 @@ class Follower:
         if entry.sha256 is None and entry.git_sha1 is not None:
             self._git = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
         self._file = path.open("rb", buffering=0)
-        self._written = 0
-        self._closed = False
-        self._news = threading.Condition()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._written = self._hashed = 0
+        self._guard = threading.Lock()
+        self._behind: threading.Thread | None = None
 
-    def wrote(self, size: int) -> None:
-        """The file has `size` bytes now."""
-        with self._news:
+    def wrote(self, size: int, piece: bytes | memoryview = b"") -> None:
+        """The file has `size` bytes now, the last of them `piece`. Only its one writer calls this."""
+        with self._guard:
             self._written = size
-            self._news.notify()
+            if self._behind is not None or self._hashed == size:
+                return
+            if self._hashed != size - len(piece):
+                self._behind = threading.Thread(target=self._catch_up, daemon=True)
+                self._behind.start()
+                return
+        # nobody is behind, and only this thread could start one: the state of the hash is its own
+        self._update(piece)
+        self._hashed = size
 
     def finish(self) -> Digest:
         """Wait until everything written is hashed. No more bytes after this."""
-        with self._news:
-            self._closed = True
-            self._news.notify()
-        self._thread.join()
-        self._file.close()
+        self._end()
         sha256 = self._sha256.hexdigest()
         return Digest(sha256, _right(self._entry, sha256, self._git.hexdigest() if self._git else None))
 
     def drop(self) -> None:
         """End without a result."""
-        with self._news:
-            self._closed, self._written = True, 0
-            self._news.notify()
-        self._thread.join()
+        with self._guard:
+            self._written = 0
+        self._end()
+
+    def _end(self) -> None:
+        behind = self._behind
+        if behind is not None:
+            behind.join()
         self._file.close()
 
-    def _run(self) -> None:
-        buffer, done = memoryview(bytearray(BLOCK)), 0
+    def _catch_up(self) -> None:
+        """Hash from the disk until nothing more is written than is hashed."""
+        buffer = memoryview(bytearray(BLOCK))
         while True:
-            with self._news:
-                # a whole block at a time: waking for every piece from the network costs more than hashing it
-                while not self._closed and self._written - done < BLOCK:
-                    self._news.wait()
-                if self._closed and self._written <= done:
+            with self._guard:
+                room = min(self._written - self._hashed, BLOCK)
+                if room <= 0:
+                    self._behind = None
                     return
-                room = min(self._written - done, BLOCK)
-            got = os.preadv(self._file.fileno(), [buffer[:room]], done)
-            if got == 0:
+            got = os.preadv(self._file.fileno(), [buffer[:room]], self._hashed)
+            if got == 0:  # cut by somebody else: the digest will be wrong, and says so
                 return
-            self._sha256.update(buffer[:got])
-            if self._git is not None:
-                self._git.update(buffer[:got])
-            done += got
+            self._update(buffer[:got])
+            self._hashed += got
+
+    def _update(self, piece: bytes | memoryview) -> None:
+        self._sha256.update(piece)
+        if self._git is not None:
+            self._git.update(piece)
 
 
 def digest(path: Path, entry: Entry, on_bytes: Callable[[int], None]) -> Digest:
