@@ -102,6 +102,16 @@ class Paths:
         return self.root / "env" / "profiles"
 
     @property
+    def local_profiles(self) -> Path:
+        """Profiles of this machine: `bwd tune` writes local.env here."""
+        return self.state / "profiles"
+
+    @property
+    def tune(self) -> Path:
+        """Results of `bwd tune`, and the installation that it tries plans in."""
+        return self.state / "tune"
+
+    @property
     def engine_site(self) -> Path:
         return self.root / "engine_site"
 

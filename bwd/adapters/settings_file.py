@@ -48,10 +48,7 @@ def load(paths: Paths, environ: Mapping[str, str], root: Path = Path("/")) -> Se
 
 def env_file_name(paths: Paths) -> str:
     """How messages call the settings file: `.env`, or where it really is."""
-    try:
-        return str(paths.env_file.relative_to(paths.root))
-    except ValueError:
-        return str(paths.env_file)
+    return _shown(paths, paths.env_file)
 
 
 def card_names(root: Path = Path("/")) -> tuple[str, ...] | None:
@@ -90,15 +87,27 @@ def _word(text: str) -> str:
 def _read_profile(paths: Paths, name: str, where: str) -> DotEnv | None:
     if name == "none":
         return None
-    known = sorted(path.stem for path in paths.profiles.glob("*.env"))
+    known = {path.stem: path for folder in _profile_folders(paths) for path in sorted(folder.glob("*.env"))}
     if name in known:
-        return dotenv_file.read(paths.profiles / f"{name}.env", f"env/profiles/{name}.env")
+        return dotenv_file.read(known[name], _shown(paths, known[name]))
     close = nearest(name, known)
     hint = f"use {close}" if close else f"use auto, none, {', '.join(known)}"
     # A name out of `profile_for` without its file would be an incomplete installation.
     return DotEnv(
         "", problems=(Problem("PROFILE", where or "env/profiles", f"there is no profile {name!r}", hint),)
     )
+
+
+def _profile_folders(paths: Paths) -> tuple[Path, Path]:
+    """This machine's own, and the repository's; of two files of one name the repository's counts."""
+    return paths.local_profiles, paths.profiles
+
+
+def _shown(paths: Paths, path: Path) -> str:
+    try:
+        return str(path.relative_to(paths.root))
+    except ValueError:
+        return str(path)
 
 
 def _absolute(text: str | None, root: Path) -> str | None:

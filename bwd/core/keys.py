@@ -119,8 +119,8 @@ _TABLE: Final = (
     Key("CPU_AFFINITY", _MACHINE, v.cpu_list, "none", "1-5,25-29", "argv", "restart",
         "CPUs for the engine, as taskset writes them; `none`; or `auto`: one L3 domain near the cards."),
     Key("P2P", _MACHINE, v.one_of("auto", "on", "off"), "auto", "auto", "env", "restart",
-        "Direct copies between cards. `auto`: off on GeForce cards, on where the driver reports it and it is "
-        "proven. `on` never forces what the driver refuses."),
+        "Direct copies between cards. `auto`: over NVLink, and over PCIe once `bwd doctor p2p` has passed on "
+        "this boot. `on` takes the driver's word untested, and never forces what it refuses."),
     Key("NVLINK_MULTICAST", _MACHINE, v.one_of("auto", "off"), "auto", "off", "env", "restart",
         "`off` keeps NCCL, torch and FlashInfer from using NVLink multicast (needed where cards of one "
         "NVLink "
@@ -146,7 +146,7 @@ _TABLE: Final = (
         "More variables for the engine, NAME=value with spaces between, quoted as in a shell."),
     Key("PROFILE", _REST, v.profile, "auto", "rtx5090x2", "daemon", "none",
         "Defaults for a kind of machine: a file in env/profiles. `auto`: picked by the cards; `none`: no "
-        "profile."),
+        "profile; `local`: what `bwd tune` found on this machine."),
 )  # fmt: skip
 
 KEYS: Final[Mapping[str, Key]] = MappingProxyType({key.name: key for key in _TABLE})

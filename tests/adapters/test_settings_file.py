@@ -191,6 +191,17 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     assert settings.origins["REPLICAS"] == Origin("profile", "env/profiles/mine.env:1")
 
 
+def test_the_profile_that_tune_wrote(home: Path, tmp_path: Path) -> None:
+    local = home / "var" / "profiles"
+    local.mkdir(parents=True)
+    (local / "local.env").write_text("REPLICAS=3\n")
+    (local / "seed.env").write_text("REPLICAS=4\n")
+    settings = settings_file.load(paths_of(home), {"PROFILE": "local"}, machine(tmp_path / "m"))
+    assert settings.origins["REPLICAS"] == Origin("profile", "var/profiles/local.env:1")
+    seed = settings_file.load(paths_of(home), {"PROFILE": "seed"}, machine(tmp_path / "m"))
+    assert seed.replicas == 1  # of two with one name the repository's counts
+
+
 def test_another_settings_file_is_called_by_its_path(home: Path, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere.conf"
     other.write_text("PORT=x\n")

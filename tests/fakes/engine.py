@@ -18,6 +18,7 @@ this run: {"runs": [script of the first start, of the second, ...]}; the last st
   ignore_term true: SIGTERM does nothing
   exit        exit code on SIGTERM; 0
   model       the id that /v1/models lists instead of --served-model-name
+  says        "other" | "garbage": what a completion with logprobs says instead of the usual
 
 A step is {"log": TEXT} (a line of the API server), {"raw": TEXT} (as it stands), {"sleep": SECONDS},
 {"exit": CODE}, {"grandchild": SECONDS} (a child that leaves the session and sleeps),
@@ -220,10 +221,12 @@ class Engine:
                 await asyncio.sleep(0.05)
             self.prompt_tokens += 3
             if not body.get("stream"):
-                for _ in range(count):
+                for _ in range(0 if body.get("logprobs") else count):
                     await self.token()
                 text = "Paris " * count
                 choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+                if body.get("logprobs"):
+                    choice = self.likely(body["prompt"], count)
                 return web.json_response(
                     {
                         "id": "x",
@@ -243,6 +246,15 @@ class Engine:
         finally:
             self.running -= 1
             self.finished += 1
+
+    def likely(self, prompt: str, count: int) -> dict[str, Any]:
+        """A choice of /v1/completions with logprobs: the same for the same prompt, every time."""
+        shift = 500 if self.play.get("says") == "other" else 0
+        first = [sum(prompt.encode()) % 400 + place + shift for place in range(count)]
+        top = [{f"token_id:{one}": -0.2, f"token_id:{one + 1}": -2.0} for one in first]
+        text = "!" * count if self.play.get("says") == "garbage" else f" is what {len(prompt)} letters say"
+        tokens = [f"token_id:{one}" for one in first]
+        return {"text": text, "logprobs": {"tokens": tokens, "top_logprobs": top}}
 
     async def token(self) -> None:
         await asyncio.sleep(self.play.get("delay", 0.01))
