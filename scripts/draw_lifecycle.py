@@ -36,7 +36,7 @@ _PHASES = """
 | draining | no new requests; those in flight run to their end |
 | stopping | told to go, killed, or gone: until processes, socket, shared memory and VRAM are free |
 | backoff | waiting before the next try |
-| fatal | gave up: a changed `.env`, `bwd start` or `bwd restart` gets it out |
+| fatal | gave up: a changed `.env`, `bwd serve` or `bwd restart` gets it out |
 
 From stopping, `Reaped` leads on by cause: to the next plan (starting), to a new preparation (stopped), to a wait
 (backoff), or to fatal; see [failure-policy.md](failure-policy.md). Stopped and fatal lead to stopping only to clear

@@ -4,6 +4,7 @@ Xid line names a GPU fault before vLLM knows of it."""
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 DEVICE = Path("/dev/kmsg")
@@ -37,3 +38,38 @@ class KernelLog:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def history(device: Path = DEVICE) -> tuple[str, ...]:
+    """All messages that the kernel still has of this boot; where the device is closed to this user, what
+    the journal has. Raises OSError with why neither can be read."""
+    try:
+        fd = os.open(device, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return _journal(f"{device}: {error.strerror}")
+    lines: list[str] = []
+    try:
+        while True:
+            try:
+                record = os.read(fd, _RECORD)
+            except BrokenPipeError:  # overwritten while we read: go on with the oldest that is left
+                continue
+            except BlockingIOError:
+                return tuple(lines)
+            if not record:
+                return tuple(lines)
+            lines.append(record.decode("utf-8", "replace").split("\n", 1)[0].partition(";")[2])
+    finally:
+        os.close(fd)
+
+
+def _journal(why: str) -> tuple[str, ...]:
+    """The kernel's messages of this boot as journald kept them: for members of adm or systemd-journal."""
+    command = ["journalctl", "--dmesg", "--boot", "--output=cat", "--no-pager", "--quiet"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=10, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        raise OSError(f"{why}, and there is no journal to ask") from None
+    if done.returncode != 0 or not done.stdout.strip():
+        raise OSError(f"{why}, and the journal shows this user nothing of the kernel")
+    return tuple(done.stdout.decode("utf-8", "replace").splitlines())

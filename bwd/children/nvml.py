@@ -106,6 +106,8 @@ class _Asked:
         memory = _memory(nvml, card)
         here = f"of GPU {index}"
         limit = self._try(f"power limit {here}", nvml.nvmlDeviceGetEnforcedPowerLimit, card)
+        default = self._try("", nvml.nvmlDeviceGetPowerManagementDefaultLimit, card)
+        load = self._try("", nvml.nvmlDeviceGetUtilizationRates, card)
         display = self._try(f"display {here}", nvml.nvmlDeviceGetDisplayActive, card)
         mig = self._try(f"MIG mode {here}", nvml.nvmlDeviceGetMigMode, card)
         persistence = self._try(f"persistence mode {here}", nvml.nvmlDeviceGetPersistenceMode, card)
@@ -125,6 +127,8 @@ class _Asked:
             link_width_max=self._try(f"link {here}", nvml.nvmlDeviceGetMaxPcieLinkWidth, card),
             bar1_total=None if bar1 is None else int(bar1.bar1Total),
             power_cap_w=None if limit is None else limit / 1000,
+            power_default_w=None if default is None else default / 1000,
+            utilization=None if load is None else int(load.gpu),
             display=None if display is None else bool(display),
             mig=mig is not None and mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
             persistence=None if persistence is None else bool(persistence),

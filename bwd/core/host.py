@@ -25,8 +25,9 @@ class Gpu:
     """One GPU. `index` is NVML's (PCI bus order), `bdf` its PCI address ("0000:01:00.0"), memory in
     bytes, `capability` the CUDA compute capability, `numa_node` None when the kernel says -1,
     `link_gen` and `link_width` what the link runs at now (an idle card clocks its link down) beside
-    what card and slot can do at most, `bar1_total` bytes, `power_cap_w` watts, `display` whether a
-    screen is active on it (None: not known)."""
+    what card and slot can do at most, `bar1_total` bytes, `power_cap_w` watts in force and
+    `power_default_w` as delivered, `display` whether a screen is active on it (None: not known),
+    `utilization` percent of the last moment."""
 
     index: int
     uuid: str
@@ -43,6 +44,8 @@ class Gpu:
     link_width_max: int | None = None
     bar1_total: int | None = None
     power_cap_w: float | None = None
+    power_default_w: float | None = None
+    utilization: int | None = None
     display: bool | None = None
     mig: bool = False
     persistence: bool | None = None
@@ -78,6 +81,8 @@ class Gpu:
             },
             "bar1_total": self.bar1_total,
             "power_cap_w": self.power_cap_w,
+            "power_default_w": self.power_default_w,
+            "utilization": self.utilization,
             "display": self.display,
             "mig": self.mig,
             "persistence": self.persistence,

@@ -16,6 +16,7 @@ _GPU_FIELDS = (
     "link_width_max",
     "bar1_total",
     "memory_bandwidth",
+    "utilization",
 )
 
 
@@ -112,7 +113,7 @@ def bdf_of(bus_id: str) -> str:
 def _gpu(said: Mapping[str, Any]) -> Gpu:
     numbers = {name: said[name] for name in _GPU_FIELDS if isinstance(said.get(name), int)}
     major, minor = said.get("capability") or (0, 0)
-    power = said.get("power_cap_w")
+    power, default = said.get("power_cap_w"), said.get("power_default_w")
     return Gpu(
         index=int(said["index"]),
         uuid=str(said.get("uuid") or ""),
@@ -122,6 +123,7 @@ def _gpu(said: Mapping[str, Any]) -> Gpu:
         memory_free=int(said.get("memory_free") or 0),
         capability=(int(major), int(minor)),
         power_cap_w=float(power) if isinstance(power, int | float) else None,
+        power_default_w=float(default) if isinstance(default, int | float) else None,
         display=said.get("display"),
         mig=bool(said.get("mig")),
         persistence=said.get("persistence"),

@@ -96,7 +96,7 @@ def _about(gpu: Gpu) -> list[str]:
     near = f"near CPUs {format_cpus(gpu.local_cpus)}" if gpu.local_cpus else ""
     node = f"NUMA node {gpu.numa_node}" if gpu.numa_node is not None else "NUMA node not known"
     state = [
-        f"power cap {gpu.power_cap_w:.0f} W" if gpu.power_cap_w is not None else "",
+        _power(gpu),
         {True: "drives a screen", False: "no screen", None: ""}[gpu.display],
         {True: "persistence on", False: "persistence off", None: ""}[gpu.persistence],
         "MIG on" if gpu.mig else "",
@@ -114,6 +114,13 @@ def _about(gpu: Gpu) -> list[str]:
         ", ".join(part for part in state if part),
         "used by " + ", ".join(used) if used else "",
     ]
+
+
+def _power(gpu: Gpu) -> str:
+    if gpu.power_cap_w is None:
+        return ""
+    of = f" of {gpu.power_default_w:.0f}" if gpu.power_default_w not in (None, gpu.power_cap_w) else ""
+    return f"power cap {gpu.power_cap_w:.0f}{of} W"
 
 
 def _between(host: HostFacts) -> str:

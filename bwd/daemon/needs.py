@@ -8,7 +8,7 @@ from typing import Any
 from bwd.adapters import environments, weights_store
 from bwd.core.engine_choice import EngineChoice, model_id
 from bwd.core.settings import Settings
-from bwd.daemon.world import World
+from bwd.paths import Paths
 
 # The cpu environment as measured on 2026-11-30 (engine-on-cpu, section 1): 2,468 MB on disk, 56 s
 _CPU_ENVIRONMENT_BYTES = 2_468_000_000
@@ -17,11 +17,11 @@ _CPU_ENVIRONMENT_SECONDS = 60.0
 _DEMO_BYTES = 400_000_000
 
 
-def of(world: World, settings: Settings, choice: EngineChoice) -> dict[str, Any] | None:
+def of(paths: Paths, settings: Settings, choice: EngineChoice) -> dict[str, Any] | None:
     """The fields of status.Needs; None when everything is here."""
     notes: list[str] = []
     disk, seconds = 0, 0.0
-    if environments.engine_env(choice.engine, world.paths, settings) is None:
+    if environments.engine_env(choice.engine, paths, settings) is None:
         if choice.engine == "cpu":
             disk += _CPU_ENVIRONMENT_BYTES
             seconds += _CPU_ENVIRONMENT_SECONDS
@@ -29,7 +29,7 @@ def of(world: World, settings: Settings, choice: EngineChoice) -> dict[str, Any]
         else:
             notes.append("the cuda environment is installed, and vLLM compiled for the cards here (once)")
     model = model_id(settings.model, choice.engine)
-    if weights_store.present(world.paths, model, settings.model_revision) is None:
+    if weights_store.present(paths, model, settings.model_revision) is None:
         if model in ("demo", "demo-awq"):
             disk += _DEMO_BYTES
             notes.append("the demo model is converted (once)")
@@ -40,7 +40,7 @@ def of(world: World, settings: Settings, choice: EngineChoice) -> dict[str, Any]
     return {
         "download_bytes": 0,
         "disk_bytes": disk,
-        "disk_free_bytes": shutil.disk_usage(world.paths.state).free,
+        "disk_free_bytes": shutil.disk_usage(paths.state).free,
         "seconds": seconds or None,
         "notes": tuple(notes),
     }

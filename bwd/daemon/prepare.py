@@ -83,7 +83,7 @@ async def _prepare(
         raise Refused(held)
     host = await read_host(world)
     choice = choose(settings.engine, host)
-    world.needs = needs.of(world, settings, choice)
+    world.needs = needs.of(world.paths, settings, choice)
 
     async def fetch(python: str) -> weights.ModelFolder:
         at(Prep.FETCHING)

@@ -98,6 +98,14 @@ def nvmlDeviceGetEnforcedPowerLimit(card: int) -> int:
     return int(_card(card, "power", 600_000))
 
 
+def nvmlDeviceGetPowerManagementDefaultLimit(card: int) -> int:
+    return 600_000
+
+
+def nvmlDeviceGetUtilizationRates(card: int) -> SimpleNamespace:
+    return SimpleNamespace(gpu=0, memory=0)
+
+
 def nvmlDeviceGetDisplayActive(card: int) -> int:
     return 0
 
