@@ -55,6 +55,8 @@ class LoadWatch:
         self._end_power()
         for thread in self._threads:
             thread.join(5.0)
+        if self._child is not None and self._child.stdout is not None and not self._threads[-1].is_alive():
+            self._child.stdout.close()
         self.after = self._ask()
 
     def _begin(self, work: Callable[[], None]) -> None:

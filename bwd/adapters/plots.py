@@ -50,7 +50,7 @@ def _throughput(pyplot: Any, report: Report, rows: Sequence[Row]) -> Any:
         axes.hlines(
             bound, at - 0.38, at + 0.38, color=_BOUND, linewidth=2, label="" if number else "roofline"
         )
-    axes.set_yscale("log")
+    _log(axes)
     top = max([*values, *(bound for _, bound in bounds)])
     axes.set_ylim(min(value for value in values if value > 0) / 3, top * 2.5)
     for at, (row, value) in enumerate(zip(rows, values, strict=True)):
@@ -93,9 +93,19 @@ def _spreads(axes: Any, rows: Sequence[Row], spreads: Sequence[Spread | None]) -
         axes.plot([at for at, _ in known], points, mark, markersize=6, label=name)
     for at, spread in known:
         axes.vlines(at, max(spread.p50, 0.01), max(spread.p99, 0.01), color="#999999", linewidth=1, zorder=0)
-    axes.set_yscale("log")
     axes.margins(y=0.2)
+    _log(axes)
     _ticks(axes, rows)
+
+
+def _log(axes: Any) -> None:
+    """A logarithmic axis with plain numbers on it: 60, not 6 x 10^1."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_minor_formatter("")
 
 
 def _axes(pyplot: Any, rows: Sequence[Row]) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from bwd import paths as bwd_paths
 from bwd.core import bench, bench_compare, bench_report
 from bwd.core.bench import ResultFormatError
 from bwd.core.bench_report import Report
@@ -93,8 +94,8 @@ def write(report: Report, folder: Path) -> tuple[list[str], str]:
 def write_pages(report: Report, folder: Path) -> tuple[list[str], str]:
     from bwd.adapters import plots
 
-    # matplotlib keeps a cache of fonts under the home folder unless told otherwise
-    os.environ.setdefault("MPLCONFIGDIR", str(folder / ".matplotlib"))
+    # matplotlib lists the fonts of the machine once, under the home folder unless told otherwise
+    os.environ.setdefault("MPLCONFIGDIR", str(bwd_paths.find(os.environ).cache / "matplotlib"))
     names, why = plots.draw(report, folder)
     page = bench_report.markdown(report, names)
     if why:

@@ -12,14 +12,14 @@ def differences(a: Report, b: Report) -> tuple[str, ...]:
     """Why the two cannot be compared; empty when they can. The plan may differ: that is what one compares."""
     found = []
     for name, left, right in (
-        ("model", a.subject.model, b.subject.model),
-        ("weights", _weights(a), _weights(b)),
-        ("engine", a.subject.engine, b.subject.engine),
-        ("GPUs", _cards(a), _cards(b)),
-        ("CPUs", f"{a.machine.cpus} ({a.machine.cpu})", f"{b.machine.cpus} ({b.machine.cpu})"),
+        ("the models", a.subject.model, b.subject.model),
+        ("the weights", _weights(a), _weights(b)),
+        ("the engines", a.subject.engine, b.subject.engine),
+        ("the GPUs", _cards(a), _cards(b)),
+        ("the CPUs", f"{a.machine.cpus} ({a.machine.cpu})", f"{b.machine.cpus} ({b.machine.cpu})"),
     ):
         if left != right:
-            found.append(f"the {name} differ: {left} against {right}")
+            found.append(f"{name} differ: {left} against {right}")
     pairs = _pairs(a, b)
     if not pairs:
         found.append("they have no load in common")
