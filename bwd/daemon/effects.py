@@ -33,7 +33,7 @@ from bwd.core.events import (
 )
 from bwd.core.probes import ProbeSpec
 from bwd.core.settings import diff
-from bwd.daemon import ending, incident, prepare
+from bwd.daemon import cards, ending, incident, prepare
 from bwd.daemon.doorway import Doorway
 from bwd.daemon.engine_run import EngineRun, run_id_of
 from bwd.daemon.probing import Probing
@@ -240,6 +240,9 @@ class Effects:
         if launch is None:
             cause = Cause(Kind.TRANSIENT, "PLAN_GONE", "the plan of the adopted engine is not known any more")
             self.world.post(Failed(order.run, cause))
+            return
+        if (missing := await cards.gone(launch.cards)) is not None:
+            self.world.post(Failed(order.run, missing))
             return
         try:
             run.spawn()

@@ -23,7 +23,7 @@ from bwd.core.model import ModelFacts
 from bwd.core.plan import LaunchPlan, PlanPaths, ladder, make_plan
 from bwd.core.problem import Problem
 from bwd.core.settings import Settings
-from bwd.daemon import needs
+from bwd.daemon import cards, needs
 from bwd.daemon.world import Launch, Model, World
 from bwd.errors import BwdError, PlanError, ProblemsError, ProvisionError, SettingsError, WeightsError
 
@@ -240,7 +240,8 @@ def _plan(
     cold = not (world.paths.cache / "vllm").is_dir()
     ref = PlanRef(plan.digest, plan.rung, plan.rung + 1 + len(ladder(plan)), cold)
     model = Model(str(folder.path), folder.model_id, folder.revision, str(folder.source))
-    return Launch(plan, ref, env.apply(os.environ), model, settings, host.key, choice.why)
+    inherited = env.apply(os.environ)
+    return Launch(plan, ref, inherited, model, settings, host.key, choice.why, cards.of(plan, host))
 
 
 def _where(world: World, python: str, model_path: str) -> PlanPaths:

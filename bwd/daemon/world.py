@@ -10,6 +10,7 @@ from typing import Any
 
 from bwd.adapters import clock, history
 from bwd.core.events import Cause, Event, PlanRef
+from bwd.core.host import Gpu
 from bwd.core.lifecycle import Policy
 from bwd.core.log_lines import redact
 from bwd.core.plan_values import LaunchPlan
@@ -54,7 +55,7 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A plan with what it takes to carry it out: the engine's whole environment, and where its model
-    came from. `inherited` is what the plan's own environment is laid over."""
+    came from. `inherited` is what the plan's own environment is laid over, `cards` those it was made for."""
 
     plan: LaunchPlan
     ref: PlanRef
@@ -63,6 +64,7 @@ class Launch:
     settings: Settings
     host_key: str
     why: str = ""
+    cards: tuple[Gpu, ...] = ()
 
     def env(self) -> dict[str, str]:
         return self.plan.child_env(self.inherited)
