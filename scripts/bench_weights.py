@@ -1,6 +1,6 @@
 """Measure the download and the verification of weights on this machine, against `hf download` and curl.
 
-    python scripts/bench_weights.py [--megabytes 1024] [--rounds 3] [--folder /tmp]
+    python scripts/bench_weights.py [--megabytes 2048] [--rounds 3] [--folder /tmp]
 
 Everything comes from one loopback server (tests/fakes/hub.py), the same files, in one run, the three ways in
 turn. Prints a table in Markdown.
@@ -9,6 +9,7 @@ turn. Prints a table in Markdown.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +92,16 @@ def by_curl(hub: Hub, folder: Path) -> None:
     flush(folder)
 
 
+def by_curl_and_sha256(hub: Hub, folder: Path) -> None:
+    """The raw copy and then what bwd does on the way: every byte hashed, two files at a time."""
+    by_curl(hub, folder)
+    names = [f"model-{number}.safetensors" for number in range(SHARDS)]
+    halves = [subprocess.Popen(["sha256sum", *part], cwd=folder, stdout=subprocess.DEVNULL)
+              for part in (names[::2], names[1::2])]  # fmt: skip
+    for child in halves:
+        assert child.wait() == 0
+
+
 def by_hf(hub: Hub, folder: Path) -> None:
     env = {**environ(folder / "home"), "HF_ENDPOINT": f"http://127.0.0.1:{hub.api}"}
     hf = str(Path(sys.executable).with_name("hf"))
@@ -130,13 +142,32 @@ def flush(folder: Path) -> None:
             os.fsync(stream.fileno())
 
 
-def timed(way: Callable[[Hub, Path], None], hub: Hub, base: Path) -> float:
+def timed(way: Callable[[Hub, Path], None], hub: Hub, base: Path) -> tuple[float, float, float]:
+    """(seconds, and of its processes the seconds of user and of system time; the server's not counted)."""
     folder = Path(tempfile.mkdtemp(dir=base))
-    started = time.monotonic()
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     way(hub, folder)
-    seconds = time.monotonic() - started
+    seconds, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     shutil.rmtree(folder)
-    return seconds
+    return seconds, after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+
+
+def hash_speed(threads: int) -> float:
+    """Bytes a second of sha256 alone, in memory: what the processor allows."""
+    block, blocks = random.Random(1).randbytes(4 << 20), 128
+
+    def work() -> None:
+        sha256 = hashlib.sha256()
+        for _ in range(blocks):
+            sha256.update(block)
+
+    started = time.monotonic()
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return threads * blocks * len(block) / (time.monotonic() - started)
 
 
 def verification(base: Path, hub: Hub, size: int) -> float:
@@ -198,41 +229,63 @@ def memory(base: Path) -> tuple[float, float]:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000, seconds
 
 
+WAYS = {
+    "curl (raw copy)": by_curl,
+    "curl, then sha256sum": by_curl_and_sha256,
+    "hf download": by_hf,
+    "bwd": by_bwd,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure download and verification of weights.")
-    parser.add_argument("--megabytes", type=int, default=1024)
+    parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     args = parser.parse_args()
     base = Path(tempfile.mkdtemp(dir=args.folder, prefix="bench-weights-"))
+    say(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    say(f"{args.megabytes} MiB in {SHARDS} files, {args.rounds} rounds")
     try:
         # first: the peak of all children so far is what getrusage tells, and curl and hf come later
         peak, took = memory(base)
+        say(f"peak memory of the child, 20 GB model: {peak:.0f} MB (all of it hashed in {took:.1f} s)")
+        for threads in (1, 2):
+            say(f"sha256 in memory, {threads} threads: {hash_speed(threads) / 1e9:.2f} GB/s")
         size = args.megabytes << 20
         model(base / "model", size)
         hub = Hub(base / "model", base / "log")
         try:
-            ways = {"curl (raw copy)": by_curl, "hf download": by_hf, "bwd": by_bwd}
-            seconds: dict[str, list[float]] = {name: [] for name in ways}
-            for _ in range(args.rounds):
-                for name, way in ways.items():
-                    seconds[name].append(timed(way, hub, base))
-            middle = {name: statistics.median(times) for name, times in seconds.items()}
-            print(f"{args.megabytes} MiB in {SHARDS} files, {args.rounds} rounds, {os.cpu_count()} cores\n")
-            print("| way | seconds (each round) | MB/s (median) | bwd against it |")
-            print("| --- | --- | --- | --- |")
-            for name, times in seconds.items():
-                each = ", ".join(f"{t:.2f}" for t in times)
-                ratio = middle[name] / middle["bwd"]
-                print(f"| {name} | {each} | {size / 1e6 / middle[name]:.0f} | {ratio:.2f}x |")
-            print()
-            print(f"verification: {verification(base, hub, size) / 1e9:.2f} GB/s")
-            print(f"first new byte after a kill: {resume(base, hub, size):.2f} s")
-            print(f"peak memory of the child, 20 GB model: {peak:.0f} MB (all of it hashed in {took:.1f} s)")
+            compare(hub, base, size, args.rounds)
+            speeds = sorted(verification(base, hub, size) / 1e9 for _ in range(3))
+            say(f"verification: {', '.join(f'{speed:.2f}' for speed in speeds)} GB/s")
+            delays = sorted(resume(base, hub, size) for _ in range(3))
+            say(f"first new byte after a kill: {', '.join(f'{delay:.2f}' for delay in delays)} s")
         finally:
             hub.stop()
     finally:
         shutil.rmtree(base, ignore_errors=True)
+    say(f"load average {os.getloadavg()[0]:.1f} after it")
+
+
+def compare(hub: Hub, base: Path, size: int, rounds: int) -> None:
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in WAYS}
+    for _ in range(rounds):
+        for name, way in WAYS.items():
+            found[name].append(timed(way, hub, base))
+    middle = {name: statistics.median(row[0] for row in rows) for name, rows in found.items()}
+    say("| way | seconds (each round) | MB/s (median) | bwd against it | processor seconds (user + system) |")
+    say("| --- | --- | --- | --- | --- |")
+    for name, rows in found.items():
+        each = ", ".join(f"{row[0]:.2f}" for row in rows)
+        user, system = (statistics.median(row[i] for row in rows) for i in (1, 2))
+        ratio = middle[name] / middle["bwd"]
+        speed = size / 1e6 / middle[name]
+        say(f"| {name} | {each} | {speed:.0f} | {ratio:.2f}x | {user:.1f} + {system:.1f} |")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

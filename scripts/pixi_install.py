@@ -15,13 +15,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from installer_output import Failure, classify, progress
 from pixi_manifest import Manifest, Wheel, digest, read_wheels, requirements
-from pixi_settings import child_environ, pip_route, read_sources, uv_routes
+from pixi_settings import carried, child_environ, only_from, pip_route, read_sources, uv_routes
 
 PYTHON = (3, 11)
 STAMP = ".pixiw-stamp.json"
@@ -88,9 +88,18 @@ class Installer:
 
     def __init__(self, root: Path, environment: str, lock: int, say: Say) -> None:
         self.root, self.environment, self.say, self._lock = root, environment, say, lock
-        self.sources = read_sources(os.environ)
-        self.environ = child_environ(os.environ, self.sources)
+        self._take(os.environ)
         self._total = self._before = 0
+
+    def _take(self, environ: Mapping[str, str]) -> None:
+        self.sources = read_sources(environ)
+        self.environ = child_environ(environ, self.sources)
+
+    def _aim(self, wheels: Sequence[Wheel]) -> None:
+        """Take these wheels from the checkout's bundle where it holds them all, else from where pip's
+        configuration says."""
+        folder = carried(self.root, wheels)
+        self._take(os.environ if folder is None else only_from(folder, os.environ))
 
     def uv(self) -> str | None:
         """The uv to use; None when there is none to be had."""
@@ -113,6 +122,7 @@ class Installer:
             shutil.rmtree(home, ignore_errors=True)
             try:
                 self.make_venv(home, pip=True)
+                self._aim(pinned)
                 self.run_pip(home, pinned, held)
             except InstallError as error:
                 shutil.rmtree(home, ignore_errors=True)
@@ -138,6 +148,7 @@ class Installer:
         if uv is None and not (venv / "bin" / "pip").exists():
             self.make_venv(venv, pip=True)
         self._total, self._before = len(wheels), 0
+        self._aim(wheels)
         for index in sorted({wheel.index for wheel in wheels}, key=lambda url: url or ""):
             group = [wheel for wheel in wheels if wheel.index == index]
             if uv is None:

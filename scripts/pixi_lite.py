@@ -5,6 +5,7 @@
     pixi_lite.py shell [-e ENV]                  a shell in an environment
     pixi_lite.py task list                       the tasks
     pixi_lite.py wheel NAME DIR                  unpack a wheel of pixi.toml [tool.bwd.wheels] into DIR
+    pixi_lite.py wheels DIR NAME...              fetch the wheels of environments, and such wheels, into DIR
 
 It resolves nothing, never writes the lock, and refuses what only pixi can do. Compilers, cmake and git of the
 conda half must come from the system. Standard library alone, Python 3.11.
@@ -256,6 +257,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if verb == "wheel" and len(rest) == 2:
         fetch_wheel(ROOT, manifest, rest[0], Path(rest[1]).absolute(), say)
+        return 0
+    if verb == "wheels" and len(rest) >= 2:
+        import pixi_bundle
+
+        pixi_bundle.fetch(ROOT, pixi_bundle.wanted(ROOT, manifest, rest[1:]), Path(rest[0]).absolute(), say)
         return 0
     raise UsageError(f"'{' '.join(argv[:2])}' needs pixi itself; {USAGE}")
 

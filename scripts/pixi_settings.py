@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import configparser
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pixi_manifest import Wheel
 
 # Settings of pip that would change what is installed or where. The lock decides that.
 SCRUBBED = (
@@ -142,3 +145,28 @@ def uv_routes(environ: Mapping[str, str], sources: Sources, index: str | None) -
 def pip_route(index: str | None) -> list[str]:
     """Arguments for pip, which reads its own configuration."""
     return ["--extra-index-url", index] if index is not None else []
+
+
+# ------------------------------------------------------------------ a bundle
+def carried(root: Path, wheels: Sequence[Wheel]) -> Path | None:
+    """The folder of wheels that `bwd bundle` put into this checkout, when each of `wheels` lies in it by name
+    and version: then nothing else is asked. What is installed is decided by the lock's hashes, as ever."""
+    folder = root / "bundle" / "wheels"
+    try:
+        there = {_key(*name.split("-")[:2]) for name in os.listdir(folder) if name.endswith(".whl")}
+    except OSError:
+        return None
+    return folder if all(_key(wheel.name, wheel.version) in there for wheel in wheels) else None
+
+
+def _key(name: str, version: str = "") -> tuple[str, str]:
+    return re.sub(r"[-_.]+", "_", name).lower(), version
+
+
+def only_from(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for an installer that takes wheels from `folder` alone: no index, none of pip's files.
+    The folder goes as an address: pip splits its list of places at spaces."""
+    indexes = ("PIP_", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX", "UV_FIND_LINKS")
+    out = {key: value for key, value in environ.items() if not key.startswith(indexes)}
+    place = folder.absolute().as_uri()
+    return out | {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": place}

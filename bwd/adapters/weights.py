@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bwd.adapters import weights_child, weights_store
+from bwd.adapters import weights_bundle, weights_child, weights_store
 from bwd.adapters.weights_store import present
 from bwd.core import fetching
 from bwd.core.engine_choice import DEFAULT_MODEL, DEMO_MODEL
@@ -150,8 +150,27 @@ async def _hub(
     store = weights_store.repo_folder(paths, repo)
     if commit is not None and await asyncio.to_thread(weights_store.is_whole, store / commit):
         return ModelFolder(store / commit, repo, commit, "hub")
+    carried = weights_bundle.model_folder(paths, repo, commit or settings.model_revision)
+    if carried is not None:
+        folder = await _from_bundle(carried, paths, on_progress)
+        return ModelFolder(folder, repo, folder.name, "hub")
     folder = await _download(repo, settings, paths, store, on_progress, patience, environ)
     return ModelFolder(folder, repo, folder.name, "hub")
+
+
+async def _from_bundle(carried: Path, paths: Paths, on_progress: Callable[[Progress], None]) -> Path:
+    """The model that this checkout's bundle carries, hashed once where it lies. Raises WeightsError."""
+    folder = await asyncio.to_thread(weights_bundle.take_model, paths, carried)
+    bad = await verify(folder, paths, on_progress, everything=False)
+    if bad:
+        for path in bad:
+            (folder / path).unlink(missing_ok=True)
+        raise WeightsError(
+            f"the bundle's {bad[0]} is damaged or missing",
+            where=str(carried),
+            hint="copy it again; `bwd bundle --check .` looks at all of the bundle",
+        )
+    return folder
 
 
 async def _download(

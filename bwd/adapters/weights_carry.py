@@ -61,7 +61,7 @@ def copy(source: Path, target: Path, on_bytes: Callable[[str, int, int], None]) 
             there = target / entry.path
             there.parent.mkdir(parents=True, exist_ok=True)
             partial = there.with_name(there.name + PARTIAL)
-            sha256 = _hash(source / entry.path, partial, _told(on_bytes, entry))
+            sha256 = copy_file(source / entry.path, partial, _told(on_bytes, entry))
             if entry.sha256 is not None and sha256 != entry.sha256:
                 partial.unlink()
                 raise WeightsError(
@@ -90,10 +90,10 @@ def _is_there(path: Path, entry: Entry, on_bytes: Callable[[str, int, int], None
     """True for a file that is at the target already, by its hash."""
     if entry.sha256 is None or not path.is_file() or path.stat().st_size != entry.size:
         return False
-    return _hash(path, None, _told(on_bytes, entry)) == entry.sha256
+    return copy_file(path, None, _told(on_bytes, entry)) == entry.sha256
 
 
-def _hash(source: Path, target: Path | None, on_bytes: Callable[[int], None]) -> str:
+def copy_file(source: Path, target: Path | None, on_bytes: Callable[[int], None]) -> str:
     """The sha256 of `source`, copied to `target` on the way when there is one."""
     sha256, done = hashlib.sha256(), 0
     with contextlib.ExitStack() as stack:

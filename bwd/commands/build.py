@@ -16,6 +16,7 @@ from bwd import paths as bwd_paths
 from bwd.adapters import environments, nvml, settings_file
 from bwd.build import engine, inspect, kernels, model_kernels, steps, toolkit, wheel
 from bwd.core import build as core
+from bwd.core.bundle import SOURCES
 from bwd.core.exit_codes import ExitCode
 from bwd.core.problem import Problem
 from bwd.core.settings import Settings
@@ -162,7 +163,7 @@ def _spec(args: argparse.Namespace, paths: Paths, settings: Settings, found: eng
         engine=found,
         root=paths.root,
         state=paths.build,
-        offline=tuple(args.sources),
+        offline=(*args.sources, paths.root / SOURCES),
     )
 
 

@@ -53,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
     paths.make()
     settings = _settings(paths)
     with _alone(paths):
+        if (paths.root / "bundle").is_dir():
+            from bwd.commands import bundle
+
+            bundle.unpack(paths)
         here = situation.look(paths)
         if args.foreground:
             _refuse_second(here)

@@ -8,15 +8,15 @@ import dataclasses
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from bwd import paths as bwd_paths
 from bwd.adapters import settings_file, weights, weights_carry, weights_store
+from bwd.commands.byte_line import ByteLine
 from bwd.core.engine_choice import DEFAULT_MODEL
 from bwd.core.exit_codes import ExitCode
-from bwd.core.fetching import FileProgress, Meter, Progress, size_text, total_of
+from bwd.core.fetching import size_text
 from bwd.errors import BwdError, WeightsError
 from bwd.paths import Paths
 
@@ -118,7 +118,7 @@ def _verify(args: argparse.Namespace, paths: Paths) -> int:
     for model in _chosen(paths, list(args.model)):
         if model.whole is None:
             continue
-        with _Line(model.model_id) as line:
+        with ByteLine(model.model_id) as line:
             bad = list(asyncio.run(weights.verify(model.folder, paths, line.show)))
         fetched = False
         if bad and not args.no_fetch and model.whole.source == "hub":
@@ -126,7 +126,7 @@ def _verify(args: argparse.Namespace, paths: Paths) -> int:
             settings = dataclasses.replace(
                 settings_file.load(paths, os.environ), model=model.model_id, model_revision=model.revision
             )
-            with _Line(model.model_id) as line:
+            with ByteLine(model.model_id) as line:
                 asyncio.run(weights.prepare(settings, paths, "", line.show))
             fetched = True
         report.append(
@@ -201,7 +201,7 @@ def _export(args: argparse.Namespace, paths: Paths) -> int:
     model = next((m for m in whole if m.revision == meant), whole[0])
     assert model.whole is not None
     target = weights_carry.place_of(args.dir, model.whole)
-    with _Line(f"exporting {model.model_id}") as line:
+    with ByteLine(f"exporting {model.model_id}") as line:
         weights_carry.copy(model.folder, target, line.bytes)
     print(f"{model.model_id} {model.revision[:24]} is at {target}")
     return ExitCode.OK
@@ -218,7 +218,7 @@ def _import(args: argparse.Namespace, paths: Paths) -> int:
         if whole is None:
             raise WeightsError(f"the manifest in {folder} cannot be read", hint="export the model again")
         base = paths.models if whole.source == "demo" else paths.models / "hub"
-        with _Line(f"importing {whole.model_id}") as line:
+        with ByteLine(f"importing {whole.model_id}") as line:
             weights_carry.copy(folder, weights_carry.place_of(base, whole), line.bytes)
         weights_carry.remember(paths, whole)
         print(f"{whole.model_id} {whole.revision[:12]} is here")
@@ -228,39 +228,3 @@ def _import(args: argparse.Namespace, paths: Paths) -> int:
 
 def _say(text: str) -> None:
     print(f"bwd: {text}", file=sys.stderr)
-
-
-class _Line:
-    """Progress on standard error: one line drawn over on a terminal, else a line every few seconds."""
-
-    _EVERY = 5.0
-
-    def __init__(self, title: str) -> None:
-        self._title, self._live, self._last = title, sys.stderr.isatty(), time.monotonic()
-        self._files: dict[str, tuple[int, int]] = {}
-        self._meter = Meter()
-
-    def __enter__(self) -> _Line:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    def bytes(self, name: str, done: int, total: int) -> None:
-        self._files[name] = (done, total)
-        have, of = total_of(self._files)
-        self._meter.add(time.monotonic(), have)
-        files = tuple(FileProgress(n, d, t) for n, (d, t) in self._files.items())
-        self.show(Progress(files, have, of, self._meter.per_second(), self._meter.left(of), name))
-
-    def show(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._last < (0.1 if self._live else self._EVERY):
-            return
-        self._last = now
-        text = f"{self._title}: {progress.line()}"
-        if self._live:
-            print(f"\r\033[K{text[:110]}", end="", file=sys.stderr, flush=True)
-        else:
-            _say(text)

@@ -23,7 +23,7 @@ from bwd.paths import Paths
 
 ROOT = Path(__file__).resolve().parents[2]
 REPO = "acme/tiny-awq"
-# The stall is long: a child on a busy machine may need seconds for its imports. Tests of stalls have their own.
+# The stall is long: a child on a busy machine may need seconds for its imports. Tests of stalls bring others.
 QUICK = weights.Patience(stall=30.0, read=1.0, pace=0.02)
 
 
