@@ -4,6 +4,11 @@ first start. Pure.
 From the source of vLLM 0.32.0 (v1/attention/backends/flashinfer.py, v1/sample/ops/topk_topp_sampler.py) and
 of flashinfer-python 0.7.0.post1 (prefill.py, decode.py). A module that is not in this list costs its compile
 time at the first start and nothing else.
+
+What a start asks for (the files above, and supports_trtllm_attention in vLLM's utils/flashinfer.py): the
+prompt is read with fa3 on 9.0 (batch_prefill_..._sm90), with fa2 elsewhere; decode is xqa on 9.0 and 12.x
+where flashinfer-cubin is installed or NVIDIA's artifact server answers within 5 s, else fa2. So both are
+made: what the network will say at a start cannot be known before it.
 """
 
 from __future__ import annotations
@@ -15,6 +20,12 @@ from dataclasses import asdict, dataclass, replace
 
 HEAD_SIZES = (64, 128, 256, 512)
 """What vLLM's FlashInfer backend takes (get_supported_head_sizes)."""
+
+FA3_HEAD_SIZES = (64, 128, 256)
+"""What fa3 takes (is_fa3_prefill_head_dim_supported in FlashInfer's utils.py); fa2 does the others."""
+
+XQA_LARGEST_HEAD = 256
+"""What the XQA decode takes (_is_xqa_head_dim_supported in vLLM's backend)."""
 
 PAGE_SIZE = 16
 """Tokens of a block of the KV cache: vLLM's default, which FlashInfer takes as its page."""
@@ -85,13 +96,10 @@ def wanted(
         "prefill", "fa2", kind, "float8_e4m3fn" if fp8 else kind, kind, head_size,
         window=_has_window(config), soft_cap=bool(config.get("attn_logit_softcapping")),
     )  # fmt: skip
-    found = [sampling]
-    # fa2 reads and decodes everywhere; Hopper reads the prompt with fa3, and an FP8 cache with FP8 queries
-    if not (hopper and fp8) or len(archs) > 1:
-        found.append(made)
-    if hopper:
+    found = [sampling, made]  # fa2 decodes everywhere, also an FP8 cache with queries of the model's dtype
+    if hopper and head_size in FA3_HEAD_SIZES:  # FP8 queries for an FP8 cache
         found.append(_of(made, backend="fa3", q_dtype=made.kv_dtype))
-    if hopper or consumer:
+    if (hopper or consumer) and head_size <= XQA_LARGEST_HEAD:
         found.append(_of(made, kind="xqa", backend="", ratio=ratio, page_size=PAGE_SIZE))
     return Wanted(tuple(found))
 

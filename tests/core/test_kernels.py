@@ -49,8 +49,17 @@ def test_an_fp8_cache_is_read_with_the_queries_of_the_model_on_12_and_in_fp8_on_
     _, attention, _ = wanted("12.0", kv_cache_dtype="fp8").kernels
     assert (attention.q_dtype, attention.kv_dtype) == ("float16", "float8_e4m3fn")
     found = wanted("9.0", kv_cache_dtype="fp8_e4m3")
-    assert short(found) == ["sampling", "prefill fa3", "xqa"]
-    assert found.kernels[1].q_dtype == "float8_e4m3fn"
+    assert short(found) == ["sampling", "prefill fa2", "prefill fa3", "xqa"]
+    assert [k.q_dtype for k in found.kernels[1:3]] == [
+        "float16",
+        "float8_e4m3fn",
+    ]  # decode without xqa, prompt
+
+
+def test_heads_that_fa3_and_xqa_do_not_take_are_left_to_fa2() -> None:
+    assert short(wanted("9.0", head_size=512)) == ["sampling", "prefill fa2"]
+    assert short(wanted("12.0", head_size=512)) == ["sampling", "prefill fa2"]
+    assert short(wanted("9.0", head_size=256)) == ["sampling", "prefill fa2", "prefill fa3", "xqa"]
 
 
 @pytest.mark.parametrize(
