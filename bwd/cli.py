@@ -43,6 +43,7 @@ VERBS = (
     Verb("bench", "bench", "how fast it is, against what the memory allows", "bwd bench serve --quick"),
     Verb("build", "build", "compile vLLM from its pinned sources for these cards", "bwd build --arch 12.0"),
     Verb("weights", "weights", "models on disk: list, verify, prune, export, import", "bwd weights list"),
+    Verb("bundle", "bundle", "carry all of it to a machine without a network", "bwd bundle /media/usb/bwd"),
     Verb("supervisorctl", "supervisorctl", "supervisorctl with our socket", "bwd supervisorctl status"),
     Verb("install-service", "install_service", "start at boot (systemd)", "bwd install-service --print"),
     Verb("daemon", "daemon", "the daemon itself, as supervisord runs it", "bwd daemon", hidden=True),
