@@ -41,7 +41,10 @@ class Api:
     def text(self, target: str, timeout: float = 10.0) -> str:
         """What is at `target`, as text (/metrics). Raises ApiError."""
         with self._answer("GET", target, None, timeout) as answer:
-            return answer.read(MAX_ANSWER).decode("utf-8", "replace")
+            try:
+                return answer.read(MAX_ANSWER).decode("utf-8", "replace")
+            except (OSError, http.client.HTTPException) as error:
+                raise ApiError(f"{target} broke off: {error or type(error).__name__}") from error
 
     def post(self, target: str, body: Mapping[str, Any], timeout: float = 120.0) -> Any:
         """The JSON that `body` gets as its answer. Raises ApiError."""

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     quick = args.quick or (target.engine == "cpu" and not args.full)
     trial = Trial(target, folder, args.seed if args.seed is not None else int(began), args.minutes * 60)
     speed = _bandwidth(args.bandwidth, target)
-    rows = tuple(trial.rows([bench.quick(load) if quick else load for load in loads], speed))
+    rows, interrupted = _measured(trial, [bench.quick(load) if quick else load for load in loads], speed)
     moved = trial.moved
     report = Report(
         at=time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(began)),
@@ -60,14 +60,31 @@ def run(args: argparse.Namespace) -> int:
     )
     plots, why = command.write(report, folder)
     _show(report, folder, plots, why, as_json=args.json)
+    if interrupted:
+        return ExitCode.INTERRUPTED
     good = all(row.measured is not None and row.measured.right for row in rows if row.note != trial.no_time)
     return ExitCode.OK if good and any(row.measured for row in rows) else ExitCode.FAILED
+
+
+def _measured(trial: Trial, loads: Sequence[Workload], speed: Bandwidth) -> tuple[tuple[Row, ...], bool]:
+    """The rows, and whether Ctrl-C ended them: what was measured until then is not thrown away."""
+    rows: list[Row] = []
+    try:
+        for row in trial.rows(loads, speed):
+            rows.append(row)
+    except KeyboardInterrupt:
+        _clear()
+        if not rows:
+            raise
+    left = [Row(load, note=trial.interrupted) for load in loads[len(rows) :]]
+    return (*rows, *left), bool(left)
 
 
 class Trial:
     """The loads of one report, one after another, within `seconds`."""
 
     no_time = "no time was left (--minutes)"
+    interrupted = "it was interrupted"
 
     def __init__(self, target: Target, folder: Path, seed: int, seconds: float) -> None:
         self.target, self.folder, self.seed = target, folder, seed

@@ -157,9 +157,14 @@ class Target:
     def counters(self) -> Counters | None:
         """The engine's counters now; None when they cannot be had."""
         try:
-            return counters.read(self.api.text("/metrics", timeout=5.0))
+            found = counters.read(self.api.text("/metrics", timeout=5.0))
         except ApiError:
             return None
+        replicas = int(self.plan.get("replicas") or 1)
+        if found is None or found.kv_usage is None or replicas == 1:
+            return found
+        # counters of several engines are added up, and so were their shares
+        return replace(found, kv_usage=found.kv_usage / replicas)
 
 
 def find(paths: Paths) -> Target:
