@@ -34,6 +34,7 @@ VERBS = (
     Verb("status", "status", "what runs, in which phase, on what evidence", "bwd status --watch"),
     Verb("logs", "logs", "output of the engine, bwd, front or supervisord", "bwd logs -f engine"),
     Verb("verify", "verify", "check that what runs is right: environment, answers, speed", "bwd verify"),
+    Verb("tune", "tune", "try a few plans here and keep the fastest that is right", "bwd tune --minutes 60"),
     Verb("history", "history", "what happened to the engine, newest last", "bwd history -n 20"),
     Verb("incidents", "incidents", "snapshots taken before a kill: list, show", "bwd incidents last"),
     Verb("reload", "reload", "take .env now; --check: what would that do?", "bwd reload --check draft.env"),
@@ -47,6 +48,7 @@ VERBS = (
     Verb("supervisorctl", "supervisorctl", "supervisorctl with our socket", "bwd supervisorctl status"),
     Verb("install-service", "install_service", "start at boot (systemd)", "bwd install-service --print"),
     Verb("daemon", "daemon", "the daemon itself, as supervisord runs it", "bwd daemon", hidden=True),
+    Verb("tune-restore", "tune_restore", "ends a tuning", "bwd tune", hidden=True),
     Verb("front", "front", "the listener itself, as supervisord runs it", "bwd front", hidden=True),
 )  # fmt: skip
 
