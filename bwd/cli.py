@@ -48,7 +48,7 @@ VERBS = (
     Verb("supervisorctl", "supervisorctl", "supervisorctl with our socket", "bwd supervisorctl status"),
     Verb("install-service", "install_service", "start at boot (systemd)", "bwd install-service --print"),
     Verb("daemon", "daemon", "the daemon itself, as supervisord runs it", "bwd daemon", hidden=True),
-    Verb("tune-restore", "tune_restore", "ends a tuning", "bwd tune", hidden=True),
+    Verb("tune-restore", "tune_restore", "puts things back", "bwd tune-restore", hidden=True),
     Verb("front", "front", "the listener itself, as supervisord runs it", "bwd front", hidden=True),
 )  # fmt: skip
 
