@@ -191,6 +191,12 @@ class Hub:
             )
         if response is not None:
             return self._status(response.status_code, response.headers, what)
+        if _untrusted(error):
+            return HubError(
+                Cause.REFUSED,
+                f"the certificate that came with {what} is not one to trust",
+                "a proxy that looks into TLS has a CA of its own: name its file in SSL_CERT_FILE",
+            )
         if isinstance(error, (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError)):
             if isinstance(error, (httpx2.InvalidURL, httpx2.UnsupportedProtocol)):
                 return HubError(Cause.REFUSED, f"{self.endpoint} is no address", "check HF_ENDPOINT")
@@ -342,6 +348,15 @@ def _ratelimit(value: str) -> float | None:
     """Seconds until the window of the Hub's RateLimit header starts anew: `"api";r=0;t=55`."""
     fields = dict(part.strip().partition("=")[::2] for part in value.split(";"))
     return float(fields["t"]) if fields.get("r") == "0" and fields.get("t", "").isdigit() else None
+
+
+def _untrusted(error: BaseException | None) -> bool:
+    """Whether a refused certificate is behind a failure of the library."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _words(error: Exception) -> str:

@@ -1,11 +1,12 @@
 """A Hub that plays a script: the API, resolve, LFS redirects to a second host (the "CDN"), range requests.
 
-    hub.py MODEL_FOLDER REPO LOG
+    hub.py MODEL_FOLDER REPO LOG [CERTIFICATE]
 
-Prints one JSON line with the two ports, then serves until its standard input ends. Faults are set with
-`POST /_faults` (a JSON list) and taken from the front; each is {"at": "api" | "head" | "get" | "cdn" | "xet",
-"do": ..., "path": part of the file's name, "times": how often (0: always), ...}. Every answer is a JSON line
-in LOG with the bytes that were sent, and whether a token came with the request.
+Prints one JSON line with the two ports, then serves until its standard input ends. With CERTIFICATE (a PEM
+file with its key) it speaks TLS. Either port is also a proxy for plain HTTP, to both and to the name
+hub.invalid. Faults are set with `POST /_faults` (a JSON list) and taken from the front; each is {"at": "api",
+"head", "get", "cdn" or "xet", "do": ..., "path": part of the file's name, "times": how often (0: always), ...}.
+Every answer is a JSON line in LOG with the bytes that were sent, and whether a token came with the request.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import json
 import os
 import re
 import socket
+import ssl
 import struct
 import sys
 import threading
 import time
+import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,7 @@ class Script:
         self.cdn_port = self.api_port = 0
         self.token: str | None = None
         self.xet = False
-        self.branch_moves = 0
+        self.scheme = "http"
         self.commit = hashlib.sha1(repo.encode()).hexdigest()
         self.hashes: dict[str, tuple[str, str]] = {}
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -136,7 +139,15 @@ class Answer(BaseHTTPRequestHandler):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._serve()
 
+    def _as_proxy(self) -> None:
+        """An absolute address is a request to a proxy: answered as the host that it names."""
+        if self.path.startswith("http://"):
+            where = urllib.parse.urlsplit(self.path)
+            self.host = "cdn" if where.port == self.script.cdn_port else "api"
+            self.path = where.path + (f"?{where.query}" if where.query else "")
+
     def _serve(self) -> None:
+        self._as_proxy()
         path = self.path.partition("?")[0]
         script = self.script
         if self.host == "cdn":
@@ -218,7 +229,7 @@ class Answer(BaseHTTPRequestHandler):
             headers |= {
                 "X-Linked-Size": str(size),
                 "X-Linked-ETag": f'"{sha256}"',
-                "Location": f"http://127.0.0.1:{script.cdn_port}/cdn/{name}?X-Signature=1",
+                "Location": f"{script.scheme}://127.0.0.1:{script.cdn_port}/cdn/{name}?X-Signature=1",
             }
             if script.xet:
                 headers |= {
@@ -274,7 +285,7 @@ class Answer(BaseHTTPRequestHandler):
             limit = max(limit, first)
         self.sent = 0
         with path.open("rb") as stream:
-            if fault is None:
+            if fault is None and not isinstance(self.connection, ssl.SSLSocket):
                 self.wfile.flush()
                 offset = first
                 while offset < size:
@@ -288,16 +299,16 @@ class Answer(BaseHTTPRequestHandler):
                 return self.sent
             stream.seek(first)
             while first + self.sent < limit:
-                step = CHUNK if do != "drip" else fault["bytes"]
+                step = fault["bytes"] if fault and do == "drip" else CHUNK
                 block = bytearray(stream.read(min(step, limit - first - self.sent)))
-                place = fault.get("offset", -1) - first - self.sent
+                place = (fault.get("offset", -1) if fault else -1) - first - self.sent
                 if do == "flip" and 0 <= place < len(block):
                     block[place] ^= 1
                 self.connection.sendall(block)
                 self.sent += len(block)
-                if do == "drip":
+                if fault and do == "drip":
                     time.sleep(fault["seconds"])
-        if do == "stall":
+        if fault and do == "stall":
             time.sleep(fault.get("seconds", 60))
         if do == "reset":
             self._reset()
@@ -320,6 +331,11 @@ def main() -> None:
     for host in ("api", "cdn"):
         handler = type(host, (Answer,), {"script": script, "host": host})
         servers.append(Server(("127.0.0.1", 0), handler))
+        if len(sys.argv) > 4:
+            script.scheme = "https"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(sys.argv[4])
+            servers[-1].socket = context.wrap_socket(servers[-1].socket, server_side=True)
     script.api_port, script.cdn_port = (server.server_address[1] for server in servers)
     for server in servers:
         threading.Thread(target=server.serve_forever, daemon=True).start()

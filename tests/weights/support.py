@@ -77,10 +77,11 @@ class FakeHub:
     api: int
     cdn: int
     commit: str
+    scheme: str = "http"
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.api}"
+        return f"{self.scheme}://127.0.0.1:{self.api}"
 
     def script(self, *faults: Mapping[str, Any], **more: Any) -> None:
         body = json.dumps({"faults": list(faults), **more}).encode()
@@ -104,16 +105,18 @@ class FakeHub:
         self.process.stdout.close()
 
 
-def start_hub(folder: Path, log: Path) -> FakeHub:
+def start_hub(folder: Path, log: Path, certificate: Path | None = None) -> FakeHub:
     log.write_text("")
+    program = str(ROOT / "tests" / "fakes" / "hub.py")
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "fakes" / "hub.py"), str(folder), REPO, str(log)],
+        [sys.executable, program, str(folder), REPO, str(log), *([str(certificate)] if certificate else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert process.stdout is not None
     ports = json.loads(process.stdout.readline())
-    return FakeHub(folder, log, process, ports["api"], ports["cdn"], ports["commit"])
+    scheme = "https" if certificate else "http"
+    return FakeHub(folder, log, process, ports["api"], ports["cdn"], ports["commit"], scheme)
 
 
 @dataclass(slots=True)
