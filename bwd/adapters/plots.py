@@ -56,7 +56,8 @@ def _throughput(pyplot: Any, report: Report, rows: Sequence[Row]) -> Any:
     for at, (row, value) in enumerate(zip(rows, values, strict=True)):
         share = f"\n{100 * row.ratio:.0f} %" if row.ratio is not None else ""
         axes.annotate(
-            f"{value:,.0f}{share}", (at, value), ha="center", va="top", color="white", fontsize=9,
+            f"{value:{',.0f' if value >= 10 else '.1f'}}{share}",
+            (at, value), ha="center", va="top", color="white", fontsize=9,
             xytext=(0, -3), textcoords="offset points",
         )  # fmt: skip
     axes.set_ylabel("tokens per second, all streams (log)")
