@@ -166,13 +166,21 @@ def _tune(work: Work, args: argparse.Namespace, lock: int) -> int:
         base=answers,
     )
     missing: list[Left] = []
-    if _todo(work, tried):
+    if _todo(work, tried, args.aim):
         missing = _with_the_engine_lent(work, bench, tried, args.aim, lock)
     return _conclude(work, tried, [*work.left, *missing], args)
 
 
-def _todo(work: Work, tried: Mapping[str, Tried]) -> bool:
-    return any(name not in tried for name in (tune.BASE, *(one.name for one in work.candidates)))
+def _todo(work: Work, tried: Mapping[str, Tried], aim: Aim) -> bool:
+    if any(name not in tried for name in (tune.BASE, *(one.name for one in work.candidates))):
+        return True
+    return tune.TOGETHER not in tried and _together(work, tried, aim) is not None
+
+
+def _together(work: Work, tried: Mapping[str, Tried], aim: Aim) -> Candidate | None:
+    known = {one.name: one for one in work.candidates}
+    others = [one for one in tried.values() if one.name not in (tune.BASE, tune.TOGETHER)]
+    return tune_outcome.together(others, known, tried[tune.BASE], aim)
 
 
 def _with_the_engine_lent(
@@ -194,7 +202,7 @@ def _with_the_engine_lent(
             _stop_engine(work.paths)
         return _try_all(work, bench, tried, aim)
     finally:
-        _say("putting things back")
+        _say("putting things back; a Ctrl-C leaves that to the background")
         _say(restorer.release())
 
 
@@ -207,8 +215,7 @@ def _try_all(work: Work, bench: Bench, tried: dict[str, Tried], aim: Aim) -> lis
             base = tried.get(tune.BASE)
             if base is None or not base.speeds:
                 return []
-        known = {one.name: one for one in work.candidates}
-        both = tune_outcome.together(list(tried.values()), known, tried[tune.BASE], aim)
+        both = _together(work, tried, aim)
         if both is not None:
             tried.pop(both.name, None)  # of other parts, perhaps
             _try(work, bench, tried, seen, both)
@@ -311,7 +318,7 @@ def _conclude(work: Work, tried: Mapping[str, Tried], left: Sequence[Left], args
 
 def _write_profile(work: Work, base: Tried, others: Sequence[Tried], choice: Choice, about: Setting) -> Path:
     known = {one.name: one for one in work.candidates}
-    both = tune_outcome.together(others, known, base, about.aim)
+    both = _together(work, {one.name: one for one in (base, *others)}, about.aim)
     if both is not None:
         known[both.name] = both
     text = tune_text.profile(

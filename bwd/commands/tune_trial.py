@@ -15,6 +15,7 @@ from typing import Any
 
 from bwd import paths as bwd_paths
 from bwd.adapters import bwd_client
+from bwd.adapters.api_client import healthy
 from bwd.core.events import Phase, Prep
 from bwd.core.keys import KEYS
 from bwd.core.settings import Settings
@@ -87,7 +88,8 @@ class Trial:
             status = self.status()
             if status is not None:
                 self._judge(status, rung)
-                if status.get("phase") == Phase.READY:
+                # READY is the engine's word; the address has to answer too
+                if status.get("phase") == Phase.READY and healthy(str(status.get("endpoint") or "")):
                     return status
             if now - began > seconds:
                 phase = (status or {}).get("phase", "silent")

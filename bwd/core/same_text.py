@@ -24,6 +24,10 @@ DRIFT_LIMIT: Final = 0.05
 """Nats that the mean log probability of a token may drift beyond the first build's own mean difference.
 Two float16 kernels differ by some 0.01; a wrong scale, a lost cache block or a lossy cache by far more."""
 
+OWN_LIMIT: Final = 1.0
+"""Nats by which a build may differ from itself. Rounding does less: bfloat16 logits between 16 and 32 stand
+0.125 apart. A build beyond it is broken, and would excuse every other."""
+
 LIKELY: Final = math.log(0.01)
 """Log probability below which a token's own difference says nothing about ties: rounding moves the tail
 of the distribution most, and no tie is decided there."""
@@ -133,6 +137,10 @@ def compare(
     _same_prompts(first, other)
     wrong: list[str] = []
     partings: list[Parting] = []
+    if noise.largest > OWN_LIMIT:
+        wrong.append(
+            f"the first build differs from itself by {noise.largest:.2f} nats: nothing can be held to it"
+        )
     total, places = 0.0, 0
     for index, (one, two, theirs) in enumerate(zip(first, second, other, strict=True)):
         # the first build may itself part at a tie: the run that agrees longer is the one to compare with

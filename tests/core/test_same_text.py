@@ -57,6 +57,11 @@ def test_without_any_noise_only_an_exact_tie_may_part() -> None:
     assert not compare([answer(("a", near))], [answer(("a", near))], [answer(("b", near))]).same
 
 
+def test_a_build_that_differs_from_itself_by_a_lot_excuses_nothing() -> None:
+    found = compare([PLAIN], [moved(PLAIN, -1.5)], [PLAIN])
+    assert "differs from itself by 1.50 nats" in found.wrong[0]
+
+
 def test_a_token_that_was_not_likely_at_all_is_wrong_however_large_the_noise() -> None:
     strange = answer(("q", (("q", -0.2), ("a", -0.9))))
     found = compare([PLAIN], [moved(PLAIN, -3.0)], [strange])
