@@ -55,6 +55,10 @@ def graphs(case: Case) -> Verdict:
     return engine_facts.judge_graphs(case.plan, case.facts)
 
 
+def kv_cache(case: Case) -> Verdict:
+    return engine_facts.judge_kv(case.plan, case.facts)
+
+
 def multicast(case: Case) -> Verdict:
     return engine_facts.judge_multicast(case.plan, case.facts, case.environs)
 
@@ -85,6 +89,7 @@ CHECKS = (
     Check("all-reduce", "the all-reduce between the cards", _on_cards(all_reduce)),
     Check("linear", "the kernel for quantised weights", _on_cards(linear)),
     Check("graphs", "CUDA graphs", _on_cards(graphs)),
+    Check("kv-cache", "the KV cache against its estimate", kv_cache),
     Check("multicast", "NVLink multicast", _on_cards(multicast)),
     Check("allocator", "torch's allocator, as torch reads it", _on_cards(allocator)),
     Check("affinity", "CPUs of every engine process", affinity),

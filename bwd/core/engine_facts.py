@@ -13,7 +13,7 @@ from typing import Any, Final
 from bwd.core.checks import Verdict, attention_backend, could_not, failed, not_applicable, ok, warning
 
 # src/transport/p2p.cc:406-426, shm.cc:130, net.cc:317: "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"
-_CHANNEL: Final = re.compile(r"Channel (\d+)(?:/\d+)? : \d+\[\d+\] -> \d+\[\d+\](?: \[\w+\])? via (\S+)")
+_CHANNEL: Final = re.compile(r"Channel (\d+)(?:/\d+)? ?: \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via (\S+)")
 # distributed/device_communicators/cuda_communicator.py:354
 _ALL_REDUCE: Final = re.compile(r"Using \[([^\]]*)\] all-reduce backends .*?for group '([^']*)'")
 # model_executor/layers/quantization/auto_awq.py:451, auto_gptq.py:352, compressed_tensors/schemes/*.py;
@@ -24,6 +24,8 @@ _LINEAR: Final = re.compile(
 )
 # v1/worker/gpu_model_runner.py:6582, v1/worker/gpu/model_runner.py:1128
 _CAPTURED: Final = re.compile(r"Graph capturing finished in (\d+) secs, took ([\d.]+) GiB")
+# v1/core/kv_cache_utils.py: "GPU KV cache size: 918,000 tokens, Maximum concurrency ..."
+_KV: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
 # config/vllm.py:1704, 1929
 _EAGER: Final = re.compile(r"Enforce eager set, disabling|Cudagraph is disabled under eager mode")
 
@@ -43,7 +45,8 @@ class EngineFacts:
     channels that it was said of; `all_reduce`: backends of the tensor parallel group in dispatch order,
     None when not said ("()" is plain NCCL); `linear`: kernels of quantised layers; `captured`: seconds
     and GiB of the CUDA graphs, of the rank that said it last; `eager`: that there are none;
-    `multicast`: lines that speak of NVLink multicast in use; `lines` how many were read."""
+    `multicast`: lines that speak of NVLink multicast in use; `lines` how many were read; `kv_tokens`: what
+    the KV cache holds."""
 
     transports: Mapping[str, int]
     all_reduce: tuple[str, ...] | None
@@ -53,6 +56,7 @@ class EngineFacts:
     multicast: tuple[str, ...]
     attention: str
     lines: int
+    kv_tokens: int | None = None
 
 
 def read(log: Iterable[str]) -> EngineFacts:
@@ -61,6 +65,7 @@ def read(log: Iterable[str]) -> EngineFacts:
     groups: dict[str, tuple[str, ...]] = {}
     linear: dict[str, None] = {}
     captured: tuple[int, float] | None = None
+    kv_tokens: int | None = None
     eager, multicast, attention, count = False, [], "", 0
     for line in log:
         count += 1
@@ -72,6 +77,8 @@ def read(log: Iterable[str]) -> EngineFacts:
             linear[found[1] or found[2]] = None
         elif found := _CAPTURED.search(line):
             captured = (int(found[1]), float(found[2]))
+        elif found := _KV.search(line):
+            kv_tokens = int(found[1].replace(",", ""))
         elif _EAGER.search(line):
             eager = True
         elif not attention:
@@ -88,6 +95,7 @@ def read(log: Iterable[str]) -> EngineFacts:
         multicast=tuple(multicast),
         attention=attention,
         lines=count,
+        kv_tokens=kv_tokens,
     )
 
 
@@ -225,3 +233,26 @@ def judge_allocator(plan: Mapping[str, Any], told: str | None) -> Verdict:
 
 def _options(text: str) -> frozenset[str]:
     return frozenset(part.replace(" ", "") for part in re.split(r",(?![^\[]*\])", text) if part.strip())
+
+
+_KV_ESTIMATE: Final = "KV cache"
+_KV_NEAR: Final = 0.10
+"""How far the plan's estimate may be from what vLLM then has: MAX_MODEL_LEN=auto goes by it."""
+
+
+def judge_kv(plan: Mapping[str, Any], facts: EngineFacts) -> Verdict:
+    """The plan's estimate of the KV cache beside what vLLM reports, both in tokens."""
+    said = next((item["value"] for item in plan.get("items") or () if item["name"] == _KV_ESTIMATE), "")
+    number = re.search(r"\d+", str(said))
+    if number is None:
+        return not_applicable("the plan holds no estimate")
+    if facts.kv_tokens is None:
+        return could_not("the engine's log does not say", _CUT)
+    estimate, real = int(number[0]), facts.kv_tokens
+    off = (estimate - real) / real if real else 1.0
+    text = f"{real} tokens, {estimate} were estimated ({off:+.0%})"
+    if abs(off) <= _KV_NEAR:
+        return ok(text)
+    return warning(
+        text, "MAX_MODEL_LEN=auto goes by the estimate: set MAX_MODEL_LEN where it should be longer"
+    )

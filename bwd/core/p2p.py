@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from bwd.core import checks, topology
+from bwd.core import checks, engine_facts, topology
 from bwd.core.checks import Outcome, Result, Verdict
 from bwd.core.host import Gpu, HostFacts
 from bwd.core.plan_values import P2pVerdict
@@ -212,15 +212,13 @@ def _where(ran: Ran, rank: object = None) -> str:
     return "; ".join(dict.fromkeys(last.values())) or "its start"
 
 
-# "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "... via SHM/direct/direct" (NCCL 2.28.9, two H200)
-_CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via (\S+)")
 _WARNING = re.compile(r"NCCL WARN (.+)")
 
 
 def transport(logs: Iterable[str]) -> str:
     """Over what NCCL says it moves data ("P2P/CUMEM", "SHM/direct/direct"), "" when it does not say."""
-    found = [name for log in logs for name in _CHANNEL.findall(log)]
-    return ", ".join(dict.fromkeys(found))
+    lines = (line for log in logs for line in log.splitlines())
+    return ", ".join(engine_facts.read(lines).transports)
 
 
 def _nccl_warning(logs: Iterable[str]) -> str:

@@ -101,6 +101,7 @@ def write(
         draft.warn("GPU_MEMORY_UTILIZATION has no effect on the CPU engine")
     if model is not None:
         _memory(draft, settings, host, model, length, ranks)
+        draft.fact("KV cache", f"about {length_most(host, model, ranks)} tokens", "what its bytes hold")
     return ranks
 
 

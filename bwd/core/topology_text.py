@@ -59,12 +59,21 @@ def _processors(host: HostFacts) -> str:
 def _domain(l3: int, cores: Sequence[Core], host: HostFacts) -> str:
     cpus = frozenset().union(*(core.cpus for core in cores))
     threads = max(len(core.cpus) for core in cores)
-    smt = f" x {threads} threads" if threads > 1 else ""
+    smt = f" x {threads} threads ({_siblings(cores)})" if threads > 1 else ""
     name = f"L3 {l3}" if l3 >= 0 else "cores"
     usable = format_cpus(cpus & host.cpus_allowed) or "none"
     held = "" if cpus <= host.cpus_allowed else f"  (may use {usable})"
     plural = "s" if len(cores) > 1 else ""
     return f"{name}: CPUs {format_cpus(cpus)}  {len(cores)} core{plural}{smt}{held}"
+
+
+def _siblings(cores: Sequence[Core]) -> str:
+    """Which CPUs share a core: by their distance where it is the same for all, else pair by pair."""
+    offsets = {tuple(cpu - min(core.cpus) for cpu in sorted(core.cpus)) for core in cores}
+    if len(offsets) == 1:
+        steps = [f"n+{step}" for step in next(iter(offsets)) if step]
+        return f"n with {', '.join(steps)}"
+    return "; ".join("+".join(map(str, sorted(core.cpus))) for core in cores)
 
 
 def _card(gpu: Gpu) -> str:

@@ -301,3 +301,8 @@ def test_intels_matrix_unit_is_seen(tmp_path: Path) -> None:
     for flags, seen in (("fpu avx512_bf16 amx_bf16 amx_tile", True), ("fpu avx512_bf16", False)):
         cpuinfo.write_text(f"processor : 0\nmodel name : X\nflags : {flags}\n")
         assert hostinfo.read(tmp_path, nvml=NvmlFacts(), environ={}).cpu_amx is seen
+
+
+def test_the_picture_says_which_threads_share_a_core(tmp_path: Path) -> None:
+    shown = render(tree.facts("7960x-2x5090", tmp_path))
+    assert "L3 0: CPUs 0-5,24-29  6 cores x 2 threads (n with n+24)" in shown

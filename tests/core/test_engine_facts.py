@@ -189,3 +189,22 @@ def test_nothing_of_it_concerns_the_cpu_engine() -> None:
         engine_facts.judge_allocator(cpu, None),
     ]
     assert {verdict.outcome for verdict in verdicts} == {Outcome.NOT_APPLICABLE}
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "outcome"),
+    [
+        ("GPU KV cache size: 918,000 tokens, Maximum concurrency", "about 880000 tokens", Outcome.OK),
+        ("GPU KV cache size: 918,000 tokens, Maximum concurrency", "about 700000 tokens", Outcome.WARNING),
+        ("Capturing CUDA graphs", "about 880000 tokens", Outcome.COULD_NOT),
+        ("GPU KV cache size: 918,000 tokens, Maximum concurrency", None, Outcome.NOT_APPLICABLE),
+    ],
+)
+def test_the_estimate_of_the_kv_cache_is_held_against_the_log(
+    line: str, value: str | None, outcome: Outcome
+) -> None:
+    items = [{"name": "KV cache", "value": value}] if value else []
+    found = engine_facts.judge_kv(plan(items=items), read([f"{W0}[kv_cache_utils.py:1] {line}"]))
+    assert found.outcome == outcome
+    if outcome == Outcome.WARNING:
+        assert "(-24%)" in found.evidence
