@@ -64,7 +64,7 @@ def test_a_build_that_differs_from_itself_by_a_lot_excuses_nothing() -> None:
 
 def test_a_token_that_was_not_likely_at_all_is_wrong_however_large_the_noise() -> None:
     strange = answer(("q", (("q", -0.2), ("a", -0.9))))
-    found = compare([PLAIN], [moved(PLAIN, -3.0)], [strange])
+    found = compare([PLAIN], [moved(PLAIN, -0.9)], [strange])
     assert "it is not among the likely ones" in found.wrong[0]
 
 
