@@ -1,5 +1,5 @@
-"""The other faults of the real engine: one engine on two workers, a new run before each fault, so that
-each is the first failure in its budget. Minutes each: `./pixiw run test-faults` runs them."""
+"""The other faults of the real engine: one engine on two workers, a new bwd before each fault, so that
+each is the first failure in its budget. A minute each: `./pixiw run test-faults` runs them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,21 @@ def running() -> Iterator[FaultPlace]:
 
 @pytest.fixture
 def fresh(running: FaultPlace) -> FaultPlace:
-    """A READY engine that no failure counts against."""
+    """A READY engine that no failure counts against: a bwd that adopts it knows of none, and costs two
+    seconds where a restart costs a start of the engine."""
     status = running.status()
     if not status:
         running.serve()
-    elif status["phase"] == "fatal" or status["restarts_total"]:
+    elif status["phase"] == "fatal":
         running.again()
+    elif status["restarts_total"]:
+        old = status["bwd"]["pid"]
+        os.kill(old, signal.SIGKILL)
+        running.until(
+            lambda s: s["bwd"]["pid"] != old and s["phase"] == "ready" and s["prep"]["phase"] == "none",
+            60,
+            "adopted",
+        )
     return running
 
 

@@ -128,6 +128,4 @@ def test_a_stop_with_streams_open_ends_and_leaves_nothing(running: FaultPlace) -
     assert running.nothing_left() == []
     hows = {one.how for one in load.done}
     assert hows <= {"whole", "cut", "error"}, load.done
-    report(
-        "`bwd stop` with 2 streams open, DRAIN_SECONDS=3", "none", "drained, the rest cut off", stop=took
-    )
+    report("`bwd stop` with 2 streams open, DRAIN_SECONDS=3", "none", "drained, the rest cut off", stop=took)
