@@ -22,7 +22,9 @@ from tests.core.plan_support import card, env, machine
 FAKE = Path(__file__).parents[1] / "fakes" / "cuda.c"
 CARDS = (card(0), card(1))
 HOST = machine(*CARDS)
-SOON = Limits(start=20.0, silence=1.0, whole=40.0)
+USUAL = Limits()
+SOON = Limits(start=60.0, silence=1.0, whole=90.0)
+"""For a fault that falls silent; what talks gets the product's own limits, so that a busy machine is none."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def step(name: str) -> Step:
 
 
 def play(
-    name: str, library: Path, folder: Path, limits: Limits = SOON, **faults: str
+    name: str, library: Path, folder: Path, limits: Limits = USUAL, **faults: str
 ) -> tuple[Verdict, p2p.Ran]:
     """One step against the played driver, and what it means."""
     one = step(name)
@@ -79,10 +81,10 @@ def test_a_hang_is_a_veto_after_the_silence_and_nothing_is_left(
     name: str, library: Path, tmp_path: Path
 ) -> None:
     began = time.monotonic()
-    verdict, ran = play(name, library, tmp_path, BWD_P2P_INJECT=f"hang:{name}")
+    verdict, ran = play(name, library, tmp_path, SOON, BWD_P2P_INJECT=f"hang:{name}")
     assert verdict.outcome == Outcome.FAILED
     assert verdict.evidence.startswith("hang: nothing for 1 s at:")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert ran.stuck == ()
 
 
@@ -115,7 +117,7 @@ def test_a_stock_geforce_has_nothing_to_test(library: Path, tmp_path: Path) -> N
 def test_a_library_that_dies_or_hangs_in_use_is_a_veto(
     fault: str, says: str, library: Path, tmp_path: Path
 ) -> None:
-    verdict, _ = play("reduce", library, tmp_path, FAKE_CUDA_FAULT=fault)
+    verdict, _ = play("reduce", library, tmp_path, SOON, FAKE_CUDA_FAULT=fault)
     assert verdict.outcome == Outcome.FAILED, verdict
     assert says in verdict.evidence
 
@@ -137,16 +139,10 @@ def test_a_child_that_never_comes_up_says_nothing_of_p2p(tmp_path: Path) -> None
 
 @pytest.mark.faults
 def test_one_that_talks_without_an_end_is_cut_off_and_its_children_with_it(tmp_path: Path) -> None:
-    command = program(
-        tmp_path,
-        "import os, time\n"
-        "os.fork()\n"
-        'print(\'{"event": "ready"}\', flush=True)\n'
-        "while True:\n"
-        "    print('noise')\n"
-        '    print(\'{"event": "at", "rank": 0, "text": "round"}\', flush=True); time.sleep(0.05)\n',
-    )
-    ran = adapter.run(command, os.environ, Limits(start=5, silence=2, whole=3.0), lambda text: None)
+    talk = """echo '{"event": "at", "rank": 0, "text": "round"}'; sleep 0.1"""
+    text = f"""echo '{{"event": "ready"}}'; sleep 600 & while :; do echo noise; {talk}; done"""
+    limits = Limits(start=60, silence=60, whole=3.0)
+    ran = adapter.run(["/bin/sh", "-c", text, "sh"], os.environ, limits, lambda text: None)
     assert ran.killed == "whole"
     assert ran.stuck == ()
     assert p2p.judge(step("data"), ran).outcome == Outcome.FAILED

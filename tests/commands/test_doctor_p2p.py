@@ -17,14 +17,19 @@ from tests.commands.conftest import Installation, Make
 FAKES = Path(__file__).parents[1] / "fakes"
 
 
-@pytest.fixture
-def cards(install: Make, tmp_path: Path) -> Installation:
-    """An installation on a machine with two cards that say they have P2P."""
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler: the played driver cannot be built")
-    library = tmp_path / "libfake.so"
-    subprocess.run([compiler, "-O3", "-shared", "-fPIC", "-o", library, FAKES / "cuda.c"], check=True)
+    made = tmp_path_factory.mktemp("fake") / "libfake.so"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", made, FAKES / "cuda.c"], check=True)
+    return made
+
+
+@pytest.fixture
+def cards(install: Make, library: Path, tmp_path: Path) -> Installation:
+    """An installation on a machine with two cards that say they have P2P."""
     here = install(env=f"ENGINE_PYTHON={sys.executable}\n")
     say(here, [{}, {}])
     here.extra = {
