@@ -35,10 +35,11 @@ _SCRUB = ("NCCL_", "VLLM_", "CUDA_", "BWD_RUN")
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Seconds: for a process to come up (driver, context, library: cold from a disk), without a word once
-    it is up, and in all. A healthy exchange takes well under a second, a communicator a few."""
+    it is up, and in all. A healthy exchange takes well under a second, a first
+    communicator several; a hang has to be told within 30 s of the step's start."""
 
     start: float = 90.0
-    silence: float = 15.0
+    silence: float = 20.0
     whole: float = 120.0
 
 

@@ -41,7 +41,7 @@ class TestOneStep:
     def test_a_hang_needs_cards_that_were_up(self) -> None:
         up = p2p.judge(STEPS["reduce"], said(READY, AT, killed="silence", code=-9))
         assert up.outcome == Outcome.FAILED
-        assert up.evidence == "hang: nothing for 15 s at: all-reduce of 8 B; killed"
+        assert up.evidence == "hang: nothing for 20 s at: all-reduce of 8 B; killed"
         down = p2p.judge(STEPS["reduce"], said(AT, killed="start", code=-9))
         assert down.outcome == Outcome.COULD_NOT
 
