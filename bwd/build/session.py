@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +46,24 @@ def run(
     output into `log` and to `hear`. `lock` is a descriptor that its processes keep open. An interruption
     ends all of them and comes out as Interrupted."""
     started = time.monotonic()
+    child: subprocess.Popen[str] | None = None
+    memory = _Memory()
     with log.open("a") as out:
         out.write(" ".join(command) + "\n")
-        child = subprocess.Popen(
-            command,
-            env=dict(env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            pass_fds=() if lock is None else (lock,),
-        )
-        memory = _Memory(child.pid)
         try:
+            with _later():  # an interruption in here would lose the child, and leave compilers to nobody
+                child = subprocess.Popen(
+                    command,
+                    env=dict(env),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,
+                    pass_fds=() if lock is None else (lock,),
+                )
+            memory.watch(child.pid)
             assert child.stdin is not None
             assert child.stdout is not None
             with contextlib.suppress(BrokenPipeError), child.stdin:
@@ -69,12 +74,15 @@ def run(
                     hear(line.rstrip("\n"))
             code, cpu, largest = _reap(child)
         except KeyboardInterrupt:
+            if child is None:
+                raise
             code, cpu, largest = _end(child)
             memory.stop()
             used = Used(code, time.monotonic() - started, cpu, memory.peak, largest)
             raise Interrupted(used) from None
         except BaseException:
-            _end(child)
+            if child is not None:
+                _end(child)
             raise
         finally:
             memory.stop()
@@ -94,7 +102,7 @@ def _reap(child: subprocess.Popen[str]) -> tuple[int, float, int]:
 def _end(child: subprocess.Popen[str]) -> tuple[int, float, int]:
     """A build that is interrupted takes its compilers along; ninja keeps what was finished. A second
     Ctrl-C does not get in between."""
-    with _deaf():
+    with _handled(signal.SIG_IGN):
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 60.0)):
             # one by one: ninja gives each of its commands a process group of its own
             for pid, _, _ in _members(child.pid):
@@ -116,19 +124,36 @@ def _gone(session: int, patience: float) -> bool:
     return False
 
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that end a build."""
+
+_Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
+
+
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """No signal that ends a build, while it is being ended."""
+def _handled(instead: _Handler) -> Iterator[None]:
+    """The ending signals go to `instead`. Elsewhere than in the main thread they go nowhere anyway."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    before: dict[signal.Signals, _Handler] = {}
     try:
+        for number in _ENDING:
+            before[number] = signal.signal(number, instead)
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _later() -> Iterator[None]:
+    """An ending signal waits until this is over."""
+    heard: list[int] = []
+    with _handled(lambda number, frame: heard.append(number)):
+        yield
+    for number in heard:
+        signal.raise_signal(number)
 
 
 def _members(session: int) -> list[tuple[int, str, int]]:
@@ -149,17 +174,21 @@ def _members(session: int) -> list[tuple[int, str, int]]:
 class _Memory:
     """Peak resident memory of all processes of a session together, looked at twice a second."""
 
-    def __init__(self, session: int) -> None:
+    def __init__(self) -> None:
         self.peak = 0
-        self._session = session
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, session: int) -> None:
+        thread = threading.Thread(target=self._look, args=(session,), name="memory", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
-    def _watch(self) -> None:
+    def _look(self, session: int) -> None:
         while not self._over.wait(0.5):
-            self.peak = max(self.peak, sum(size for _, _, size in _members(self._session)))
+            self.peak = max(self.peak, sum(size for _, _, size in _members(session)))

@@ -168,3 +168,28 @@ def test_a_term_ends_the_compilers_and_keeps_what_is_finished(inputs: Inputs) ->
     stub(inputs, ":")
     build(inputs)
     assert (inputs.folder / "compiled").read_text().split().count("CMakeFiles/_C.dir/csrc/one.cu.o") == 1
+
+
+AT_ONCE = """
+import os, signal, sys
+from pathlib import Path
+from bwd.build import session
+def stop(number, frame): raise KeyboardInterrupt
+signal.signal(signal.SIGTERM, stop)
+folder = Path(sys.argv[1])
+for number in range(5):
+    script = f"echo $$ > {folder}/{number}.pid; kill -TERM $PPID; sleep 600"
+    try:
+        session.run(["sh", "-c", script], dict(os.environ), folder / "log", print, None)
+    except session.Interrupted:
+        print("ended", flush=True)
+"""
+
+
+def test_a_term_that_comes_as_soon_as_there_is_a_child_ends_it_too(tmp_path: Path) -> None:
+    around = {**env(), "PYTHONPATH": str(ROOT)}
+    got = subprocess.run(
+        [sys.executable, "-c", AT_ONCE, str(tmp_path)], env=around, capture_output=True, text=True, timeout=60
+    )
+    assert got.stdout == "ended\n" * 5, got.stderr
+    assert [p.name for p in tmp_path.glob("*.pid") if alive(int(p.read_text()))] == []
