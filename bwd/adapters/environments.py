@@ -155,6 +155,8 @@ async def provision(kind: str, paths: Paths, on_progress: Callable[[Step], None]
     """Make the environment `kind` from the lock, as a child that says how far it is. Cancelling ends the
     child; the next call repairs what it left. Raises ProvisionError."""
     pixi = shutil.which("pixi")
+    if (paths.root / "bundle" / "bundle.json").exists():  # its wheels, as pixiw: pixi would ask the network
+        pixi = None
     lite = paths.root / "scripts" / "pixi_lite.py"
     if pixi is not None:
         argv = [pixi, "install", "--locked", "-e", kind]

@@ -61,11 +61,16 @@ def test_it_is_a_checkout_with_wheels_and_model_and_its_check_finds_nothing(made
 
 
 def test_without_a_network_the_environment_is_made_of_it(made: Path, tmp_path: Path) -> None:
-    """As on the other machine: the folder copied, no index, no configuration of pip, no cache of uv."""
+    """As on the other machine: the folder copied, no index, no configuration of pip, no cache of uv; and a
+    pixi, which could not help without a network."""
     there = tmp_path / "a machine" / "bwd"
     shutil.copytree(made, there)
+    pixi = tmp_path / "bin" / "pixi"
+    pixi.parent.mkdir()
+    pixi.write_text("#!/bin/sh\nexit 9\n")
+    pixi.chmod(0o755)
     environ = {
-        "HOME": str(tmp_path), "PATH": os.defpath, "PIXIW_PYTHON": BASE_PYTHON, "PIXIW_PIXI": "off",
+        "HOME": str(tmp_path), "PATH": f"{pixi.parent}:{os.defpath}", "PIXIW_PYTHON": BASE_PYTHON,
         "PIP_INDEX_URL": "http://192.0.2.1/simple", "XDG_CONFIG_DIRS": str(tmp_path),
     }  # fmt: skip
     words = [sys.executable, NO_NETWORK, "./pixiw", "run", "bwd", "bundle", "--check", "."]
