@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,3 +32,15 @@ def hub(running_hub: FakeHub) -> FakeHub:
 @pytest.fixture
 def here(hub: FakeHub, tmp_path: Path) -> Place:
     return place(hub, tmp_path / "state")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 8 MB, where this user may mount one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"size=8m") != 0:
+        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
+    yield folder
+    libc.umount2(os.fsencode(folder), 2)

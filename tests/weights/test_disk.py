@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +12,6 @@ from support import QUICK, FakeHub, Place, place, same_files
 from bwd.errors import WeightsError
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 8 MB, where this user may mount one."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, b"size=8m") != 0:
-        pytest.skip(f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
-    yield folder
-    libc.umount2(os.fsencode(folder), 2)
 
 
 def test_too_small_a_disk_is_refused_before_the_first_byte_with_both_numbers(
