@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bwd.adapters import environments, p2p, run_file, weights
+from bwd.adapters import environments, model_folder, p2p, run_file, weights
 from bwd.adapters.environments import EngineEnv
-from bwd.core import model as models
 from bwd.core.engine_choice import EngineChoice, model_id
 from bwd.core.host import HostFacts
 from bwd.core.model import ModelFacts
@@ -52,9 +50,7 @@ def look(paths: Paths, settings: Settings, choice: EngineChoice) -> Draft:
     folder = weights.present(paths, named, settings.model_revision)
     facts = None
     if folder is not None and (folder / "config.json").is_file():
-        size = sum(p.stat().st_size for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
-        config = json.loads((folder / "config.json").read_bytes())
-        facts = models.parse(config, name=named, weight_bytes=size or None)
+        facts = model_folder.read(folder, named)
     python = env.python if env is not None else environments.places(choice.engine, paths)[-1] / "bin/python"
     where = PlanPaths(
         python=str(python),

@@ -40,6 +40,8 @@ class ModelFacts:
     # activations quantised to 8-bit integers too (W8A8), as compressed-tensors writes it
     int8_activations: bool = False
     name: str = ""
+    # whether the tokenizer has the tokens <think> and </think>; None: not known
+    thinks: bool | None = None
 
     def kv_bytes_per_token(self, kv_cache_dtype: str = "auto") -> int:
         """Bytes one token takes in the KV cache over all layers and all cards together: key and value,
@@ -82,9 +84,20 @@ def is_r1_name(name: str) -> bool:
     return "deepseek-r1" in plain or "deepseekr1" in plain or "r1-distill" in plain
 
 
-def parse(config: Mapping[str, Any], name: str = "", weight_bytes: int | None = None) -> ModelFacts:
-    """Facts from a Hugging Face config.json (`config`), with the model's `name` and the bytes of its
-    weight files when known. Raises ModelFormatError naming the field."""
+def has_think_tokens(tokenizer: bytes) -> bool:
+    """Whether a tokenizer.json has <think> and </think> as whole tokens. vLLM's parsers of thinking refuse
+    to start without them (vllm/reasoning/basic_parsers.py:64 of 0.32.0)."""
+    return b'"<think>"' in tokenizer and b'"</think>"' in tokenizer
+
+
+def parse(
+    config: Mapping[str, Any],
+    name: str = "",
+    weight_bytes: int | None = None,
+    thinks: bool | None = None,
+) -> ModelFacts:
+    """Facts from a Hugging Face config.json (`config`), with the model's `name`, the bytes of its weight
+    files and whether its tokenizer `thinks`, when known. Raises ModelFormatError naming the field."""
     text = config.get("text_config")
     inner: Mapping[str, Any] = text if isinstance(text, Mapping) else config
     architectures = config.get("architectures") or inner.get("architectures")
@@ -116,6 +129,7 @@ def parse(config: Mapping[str, Any], name: str = "", weight_bytes: int | None = 
         experts=_optional(inner, "num_local_experts") or _optional(inner, "num_experts") or 0,
         int8_activations=_int8_activations(quant),
         name=name,
+        thinks=thinks,
     )
 
 

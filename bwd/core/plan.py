@@ -70,7 +70,7 @@ def make_plan(
     draft = Draft()
     _say_engine(draft, settings, choice)
     rung = _rung(draft, settings, host, choice, rung, remembered)
-    _common_flags(draft, settings, where, choice.engine)
+    _common_flags(draft, settings, model, where, choice.engine)
     _common_env(draft, where, choice.engine)
     devices: Devices | None = None
     if choice.engine == "cuda":
@@ -141,7 +141,9 @@ def _rung(
     return min(max(rung, known), len(RUNGS))
 
 
-def _common_flags(draft: Draft, settings: Settings, where: PlanPaths, engine: str) -> None:
+def _common_flags(
+    draft: Draft, settings: Settings, model: ModelFacts | None, where: PlanPaths, engine: str
+) -> None:
     name = model_id(settings.model, engine)
     served = settings.served_model_name or name
     draft.flag("--model", where.model_path, f"the local folder of {name}: nothing is fetched at start")
@@ -170,11 +172,20 @@ def _common_flags(draft: Draft, settings: Settings, where: PlanPaths, engine: st
     ):
         if value != "auto":
             draft.flag(flag, value, "as set", origin_of(settings, key))
+    _reasoning(draft, settings, model, is_r1_name(name) or is_r1_name(served))
+
+
+def _reasoning(draft: Draft, settings: Settings, model: ModelFacts | None, r1_name: bool) -> None:
     parser = settings.reasoning_parser
-    if parser == "auto" and (is_r1_name(name) or is_r1_name(served)):
-        draft.flag("--reasoning-parser", "deepseek_r1", "an R1 model: thinking and answer come apart")
-    elif parser not in ("auto", "none", ""):
+    if parser not in ("auto", "none", ""):
         draft.flag("--reasoning-parser", parser, "as set", origin_of(settings, "REASONING_PARSER"))
+    elif parser == "auto" and r1_name:
+        # vLLM does not start with a parser whose tokens the tokenizer lacks
+        if model is not None and model.thinks is False:
+            reason = "an R1 model by its name, but its tokenizer has no <think> and </think>"
+            draft.fact("reasoning parser", "none", reason, "model")
+        else:
+            draft.flag("--reasoning-parser", "deepseek_r1", "an R1 model: thinking and answer come apart")
 
 
 def _common_env(draft: Draft, where: PlanPaths, engine: str) -> None:

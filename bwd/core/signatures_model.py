@@ -89,6 +89,19 @@ MODEL: tuple[Signature, ...] = (
         origin="transformers dynamic_module_utils",
     ),
     Signature(
+        id="REASONING_TOKENS",
+        pattern=rf"{ERROR}(?P<parser>\w+) reasoning parser could not locate think start/end tokens in the tokenizer",
+        means="{parser} needs tokens for thinking that the model's tokenizer does not have",
+        kind=Kind.CONFIG,
+        action=Action.NOTICE,
+        literal="could not locate think start/end tokens",
+        key="REASONING_PARSER",
+        hint="REASONING_PARSER=none",
+        fixture="RuntimeError: DeepSeekR1ReasoningParser reasoning parser could not locate think start/end tokens in the "
+        "tokenizer!",
+        origin="captured: vLLM 0.32.0 on 2x H200, 2026-11-30",
+    ),
+    Signature(
         id="MODEL_PATH",
         pattern=r"(?:\w+\.)*HFValidationError: (?P<why>.+)",
         means="there is no such folder, and it is no name of a repository either",

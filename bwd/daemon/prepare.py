@@ -5,16 +5,24 @@ dropped at any moment: everything slow is a child that ends with it."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bwd.adapters import environments, hostinfo, nvml, p2p, preflight, run_file, settings_file, weights
+from bwd.adapters import (
+    environments,
+    hostinfo,
+    model_folder,
+    nvml,
+    p2p,
+    preflight,
+    run_file,
+    settings_file,
+    weights,
+)
 from bwd.adapters.environments import EngineEnv, Step
-from bwd.core import model as models
 from bwd.core import plan_values
 from bwd.core.engine_choice import EngineChoice, choose, model_id
 from bwd.core.events import Cause, Kind, PlanRef, Prep, Prepared, PrepareFailed, Preparing
@@ -319,10 +327,8 @@ def read_model(folder: Path, name: str) -> ModelFacts:
     """The facts of the model in `folder`. Raises Refused when it is none."""
     if (missing := preflight.model_folder(folder)) is not None:
         raise Refused(missing)
-    size = sum(p.stat().st_size for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-        return models.parse(config, name=name, weight_bytes=size or None)
+        return model_folder.read(folder, name)
     except (ValueError, OSError) as error:
         raise Refused(
             Cause(Kind.CONFIG, "MODEL_CONFIG", f"{folder / 'config.json'}: {error}", where="MODEL")

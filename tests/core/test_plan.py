@@ -447,6 +447,19 @@ class TestFlags:
         assert flag(plan("REASONING_PARSER=none\n"), "--reasoning-parser") is None
         assert flag(plan("REASONING_PARSER=qwen3\n"), "--reasoning-parser") == "qwen3"
 
+    @pytest.mark.parametrize(
+        ("thinks", "parser"), [(True, "deepseek_r1"), (None, "deepseek_r1"), (False, None)]
+    )
+    def test_a_parser_is_taken_by_itself_only_where_the_tokenizer_has_its_tokens(
+        self, thinks: bool | None, parser: str | None
+    ) -> None:
+        made = plan(model=r1(thinks=thinks))
+        assert flag(made, "--reasoning-parser") == parser
+        said = [item.reason for item in made.items if item.name == "reasoning parser"]
+        assert any("no <think>" in reason for reason in said) is (parser is None)
+        asked = plan("REASONING_PARSER=deepseek_r1\n", model=r1(thinks=thinks))
+        assert flag(asked, "--reasoning-parser") == "deepseek_r1"
+
     def test_eager_is_never_a_default_on_a_gpu(self) -> None:
         assert flag(plan(), "--enforce-eager") is None
         assert flag(plan("EXTRA_VLLM_ARGS=--enforce-eager\n"), "--enforce-eager") == ""

@@ -139,6 +139,7 @@ CAUSES = {
     "heads": ("HEADS_NOT_DIVISIBLE", Kind.CONFIG, "TENSOR_PARALLEL_SIZE", ""),
     "bigkv": ("KV_OVER_RAM", Kind.CONFIG, "EXTRA_ENV", ""),
     "port": ("PORT_HELD", Kind.HELD, "", ""),
+    "think": ("REASONING_TOKENS", Kind.CONFIG, "REASONING_PARSER", "REASONING_PARSER=none"),
     "quant": ("QUANT_NOT_THERE", Kind.CONFIG, "QUANTIZATION", "QUANTIZATION=auto would fit"),
 }
 WHERE = {"MAX_MODEL_LEN": ".env:12", "EXTRA_VLLM_ARGS": ".env:7"}
@@ -146,7 +147,7 @@ WHERE = {"MAX_MODEL_LEN": ".env:12", "EXTRA_VLLM_ARGS": ".env:7"}
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_captured_failing_start_is_told_by_its_root(name: str) -> None:
-    """The whole output of vLLM 0.32.0 on CPU, captured 2026-11-30, through lines, table and lifecycle."""
+    """The whole output of vLLM 0.32.0 on CPU (think: on 2x H200), captured 2026-11-30, through lines, table and lifecycle."""
     *lines, last = (CAPTURED / f"{name}.log").read_text().splitlines()
     policy = lifecycle.Policy()
     state, _ = lifecycle.step(lifecycle.State(), Start(), 0.0, policy)
