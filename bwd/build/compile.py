@@ -14,7 +14,7 @@ from pathlib import Path
 from bwd.build import session
 from bwd.build.sources import Say
 from bwd.build.toolkit import Toolkit
-from bwd.core.build import Jobs, diagnose, ninja_step, progress_line, with_pool
+from bwd.core.build import Jobs, diagnose, ninja_step, objects, progress_line, weight, with_pool
 from bwd.errors import BwdError
 
 COMPONENTS = (
@@ -137,20 +137,22 @@ def compile_all(
 ) -> Compiled:
     """Run ninja to the end; what an interrupted build finished stays so. Raises BwdError with the cause."""
     started = time.monotonic()
-    said = 0.0
+    said = done = 0.0
     steps = 0
+    missing = _missing(inputs.folder)
     tail: list[str] = []
 
     def hear(line: str) -> None:
-        nonlocal said, steps
+        nonlocal said, steps, done
         tail.append(line)
         del tail[:-4000]
         step = ninja_step(line)
         if step is not None:
             steps = step.done
+            done += weight(step.name)
             if time.monotonic() - said > 2 or step.done == step.total:
                 said = time.monotonic()
-                say(progress_line(step, said - started))
+                say(progress_line(step, said - started, done, missing))
 
     command = [_tool("ninja", env), "-C", str(inputs.folder), f"-j{jobs.count}"]
     try:
@@ -164,6 +166,15 @@ def compile_all(
         at = f" at {failure.unit}" if failure.unit else ""
         raise BwdError(f"{failure.cause}{at}", hint=failure.hint, where=str(inputs.log))
     return spent
+
+
+def _missing(folder: Path) -> float:
+    """The weight of the objects that are not there yet, 0 where it cannot be told."""
+    try:
+        names = objects((folder / "build.ninja").read_text())
+    except OSError:
+        return 0.0
+    return sum(weight(name.removesuffix(".o")) for name in names if not (folder / name).exists())
 
 
 COST = "cost.json"

@@ -154,6 +154,37 @@ def test_progress_says_how_far_how_fast_and_how_long() -> None:
     assert line == "built 12/114 (6.0 a minute, about 17 min left): csrc/topk.cu"
 
 
+def test_the_time_left_counts_what_is_left_and_not_how_many() -> None:
+    small, large = "csrc/cuda_view.cu", "csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
+    missing = sum(map(build.weight, [small] * 8 + [large] * 2))
+    line = build.progress_line(NinjaStep(8, 10, small), 240.0, 8 * build.weight(small), missing)
+    assert line == f"built 8/10 (2.0 a minute, about 6 min left): {small}"
+    assert "about 1 min left" in build.progress_line(NinjaStep(8, 10, small), 240.0)  # by their number
+
+
+def test_a_build_whose_objects_are_all_there_is_told_by_its_steps() -> None:
+    line = build.progress_line(NinjaStep(1, 2, "_C.so"), 60.0, 1.0, 0.0)
+    assert line == "built 1/2 (1.0 a minute, about 1 min left): _C.so"
+
+
+def test_the_weights_follow_the_measured_build() -> None:
+    names = [
+        "spinloop.abi3.so",
+        "csrc/torch_bindings.cpp",
+        "csrc/attention/merge_attn_states.cu",
+        "csrc/quantization/marlin/sm80_kernel_float16_u4_float16.cu",
+        "csrc/moe/marlin_moe_wna16/sm80_kernel_float16_u4_float16.cu",
+        "csrc/moe/grouped_topk_kernels.cu",
+        "csrc/quantization/fp4/nvfp4_scaled_mm_sm120_kernels.cu",
+    ]
+    assert sorted(names, key=build.weight) == names
+
+
+def test_the_objects_are_read_out_of_ninjas_file() -> None:
+    text = "build a/b.cu.o: CUDA b.cu\n  FLAGS = -O1\nbuild a.so: LINK a/b.cu.o\nbuild c.cpp.o: CXX c.cpp\n"
+    assert build.objects(text) == ("a/b.cu.o", "c.cpp.o")
+
+
 FAILURES = [
     (
         "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
