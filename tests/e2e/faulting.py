@@ -57,6 +57,17 @@ class FaultPlace(Place):
         assert done.code == 0, done.text
         self.ready(number + 1)
 
+    def new_bwd(self) -> None:
+        """The same run under another bwd, which knows of no failure: it adopts in two seconds, where
+        `again` costs a start of the engine."""
+        old = self.pid_of("bwd")
+        os.kill(old, signal.SIGKILL)
+        self.until(
+            lambda s: s["bwd"]["pid"] != old and s["phase"] == "ready" and s["prep"]["phase"] == "none",
+            60,
+            "adopted",
+        )
+
     def processes_of(self, run_id: str) -> list[str]:
         """The living processes with the mark of this run."""
         found = []

@@ -43,21 +43,14 @@ def running() -> Iterator[FaultPlace]:
 
 @pytest.fixture
 def fresh(running: FaultPlace) -> FaultPlace:
-    """A READY engine that no failure counts against: a bwd that adopts it knows of none, and costs two
-    seconds where a restart costs a start of the engine."""
+    """A READY engine that no failure counts against."""
     status = running.status()
     if not status:
         running.serve()
     elif status["phase"] == "fatal":
         running.again()
     elif status["restarts_total"]:
-        old = status["bwd"]["pid"]
-        os.kill(old, signal.SIGKILL)
-        running.until(
-            lambda s: s["bwd"]["pid"] != old and s["phase"] == "ready" and s["prep"]["phase"] == "none",
-            60,
-            "adopted",
-        )
+        running.new_bwd()
     return running
 
 
