@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from bwd.adapters import bwd_client
-from bwd.adapters.bwd_client import NotThere
 from bwd.core.events import Phase
 from bwd.core.exit_codes import ExitCode
 from bwd.errors import BwdError
 
 _DOWN_S = 240.0
 _TRIES = 3
-_BACK_S = 60.0
-"""For the daemon to take the order to start, should it just be restarting."""
+_BACK_S = 900.0
+"""For the daemon to take the order to start: it may be in the middle of a drain (600 s at most)."""
 
 
 @dataclass
@@ -111,22 +110,25 @@ def _end_trial(order: Mapping[str, Any]) -> bool:
 
 
 def _start_again(order: Mapping[str, Any]) -> bool:
+    """Have the engine as configured started: at once, or when its drain is over, should the tuning have
+    been killed in the middle of that."""
     if not order["start"]:
         print("nothing ran before, and nothing runs now", flush=True)
         return True
-    end, said = time.monotonic() + _BACK_S, ""
     socket = Path(os.fspath(order["socket"]))
+    end, said = time.monotonic() + _BACK_S, ""
     while time.monotonic() < end:
         try:
             status = bwd_client.get(socket, "/status")
-            if status.get("phase") == Phase.STOPPED and not status.get("wanted"):
+            phase = status.get("phase")
+            if phase == Phase.STOPPED and not status.get("wanted"):
                 bwd_client.post(socket, "/start")
-            print("the engine as configured starts again; `bwd status` shows it", flush=True)
-            return True
-        except NotThere as error:
-            said = str(error)
+            elif phase not in (Phase.DRAINING, Phase.STOPPING):
+                print("the engine as configured starts again; `bwd status` shows it", flush=True)
+                return True
+            said = f"it is {phase}"
         except BwdError as error:
             said = str(error)
-        time.sleep(1.0)
+        time.sleep(0.5)
     print(f"the engine as configured could not be started: {said}", flush=True)
     return False
