@@ -13,7 +13,8 @@ from bwd.core import bench
 from bwd.core.bench import ResultFormatError, Workload
 
 RESULTS = Path(__file__).parent / "bench_results"
-"""What `vllm bench serve` of vLLM 0.32.0 wrote about tests/fakes/engine.py (2026-11-30); a path replaced."""
+"""What `vllm bench serve` of vLLM 0.32.0 wrote on 2026-11-30, a path replaced. streams-8: of the demo model on
+vLLM for CPU, through front, on a machine busy with other work; shared-prefix: of tests/fakes/engine.py."""
 
 
 def real(name: str) -> dict[str, Any]:
@@ -41,6 +42,12 @@ def test_a_real_result_is_read(name: str) -> None:
     assert got.itl_ms.p50 == result["median_itl_ms"]
     assert got.acceptance is None
     assert got.errors == ()
+
+
+def test_the_real_engine_gave_every_token_that_was_asked_for() -> None:
+    got, sent = bench.parse(real("streams-8"), load("streams-8")), load("streams-8")
+    assert got.output_tokens == sent.prompts * sent.output_tokens
+    assert got.input_tokens == sent.prompts * sent.input_tokens
 
 
 def test_a_prompt_has_about_the_tokens_that_were_asked_for() -> None:
