@@ -13,8 +13,8 @@ from bwd.core import bench
 from bwd.core.bench import ResultFormatError, Workload
 
 RESULTS = Path(__file__).parent / "bench_results"
-"""What `vllm bench serve` of vLLM 0.32.0 wrote on 2026-11-30, a path replaced. streams-8: of the demo model on
-vLLM for CPU, through front, on a machine busy with other work; shared-prefix: of tests/fakes/engine.py."""
+"""What `vllm bench serve` of vLLM 0.32.0 wrote on 2026-11-30, a path replaced. streams-8: of the demo model
+on vLLM for CPU, through front, on a machine busy with other work; shared-prefix: of tests/fakes/engine.py."""
 
 
 def real(name: str) -> dict[str, Any]:
