@@ -19,7 +19,8 @@ from bwd.paths import Paths
 PERIOD = 0.3
 """Seconds between two looks."""
 _PATIENCE = 15.0
-"""Seconds that the daemon may need until it answers, and front until it does once the engine is READY."""
+"""Seconds for which a state that should pass is looked at without a break: no answer and no supervisord,
+READY and no answer of front, an engine that is down and not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,7 @@ def follow(
     do not count: after an order to restart, the old engine may be READY for a moment more."""
     began = clock()
     shown = start_view.Shown()
-    silent_since: float | None = began
-    ready_since: float | None = None
+    waits = start_view.Waits()
     said: set[str] = set()
     next_programs = 0.0
     while True:
@@ -58,9 +58,10 @@ def follow(
                 ),
             )
         status = _status(paths)
+        waits = waits.seen(status, now, newer_than)
         if now >= next_programs:
             next_programs = now + 2.0
-            trouble = _program_trouble(paths, status is not None)
+            trouble = program_trouble(paths, status is not None)
             if trouble is not None and trouble.code is not ExitCode.OK:
                 return trouble
             for text in trouble.lines if trouble is not None else ():
@@ -68,30 +69,26 @@ def follow(
                     said.add(text)
                     screen.say(text)
         if status is None:
-            silent_since = silent_since if silent_since is not None else now
-            if now - silent_since > _PATIENCE and supervisord.find(paths) is None:
+            if _tried(waits.silent, now) and supervisord.find(paths) is None:
                 return End(ExitCode.DOWN, (start_view.line("stopped", "supervisord has gone meanwhile"),))
             time.sleep(PERIOD)
             continue
-        silent_since = None
         shown, lines = start_view.advance(shown, status, now, live=screen.live)
         for text in lines:
             screen.say(text)
         screen.draw(start_view.moment(status))
-        phase = status.get("phase")
-        if phase in (Phase.READY, Phase.SUSPECT) and _is_newer(status, newer_than):
-            ready_since = ready_since if ready_since is not None else now
-            end = _ready(paths, status, now - ready_since)
+        if waits.ready is not None:
+            end = _ready(paths, status, _tried(waits.ready, now))
         else:
-            ready_since = None
-            end = _over(paths, status, now - began)
+            end = _over(paths, status, _tried(waits.unwanted, now))
         if end is not None:
             return end
         time.sleep(PERIOD)
 
 
-def _is_newer(status: Mapping[str, Any], number: int | None) -> bool:
-    return number is None or int((status.get("run") or {}).get("number") or 0) > number
+def _tried(since: float | None, now: float) -> bool:
+    """Whether it has been so for longer than patience lasts."""
+    return since is not None and now - since > _PATIENCE
 
 
 def _status(paths: Paths) -> Mapping[str, Any] | None:
@@ -102,12 +99,12 @@ def _status(paths: Paths) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _ready(paths: Paths, status: Mapping[str, Any], seconds: float) -> End | None:
+def _ready(paths: Paths, status: Mapping[str, Any], tried: bool) -> End | None:
     """READY is the engine's word; the end is when the public address answers too."""
     endpoint = str(status.get("endpoint") or "")
     if api_client.healthy(endpoint):
         return End(ExitCode.OK, start_view.ready_lines(status))
-    if seconds < _PATIENCE:
+    if not tried:
         return None
     why = str((status.get("front") or {}).get("why") or "") or last_line(str(paths.logs / "front.log"))
     return End(
@@ -120,16 +117,16 @@ def _ready(paths: Paths, status: Mapping[str, Any], seconds: float) -> End | Non
     )
 
 
-def _over(paths: Paths, status: Mapping[str, Any], seconds: float) -> End | None:
+def _over(paths: Paths, status: Mapping[str, Any], tried: bool) -> End | None:
     phase, prep = status.get("phase"), (status.get("prep") or {}).get("phase")
     if phase == Phase.FATAL or (phase == Phase.STOPPED and prep == Prep.FAILED):
         return End(ExitCode.FAILED, start_view.fatal_lines(status, str(paths.logs / "bwd.log")))
-    if phase == Phase.STOPPED and not status.get("wanted") and seconds > _PATIENCE:
+    if tried:
         return End(ExitCode.DOWN, (start_view.line("stopped", "somebody stopped the engine meanwhile"),))
     return None
 
 
-def _program_trouble(paths: Paths, daemon_answers: bool) -> End | None:
+def program_trouble(paths: Paths, daemon_answers: bool) -> End | None:
     """What supervisord says of its programs: the end of it, or only something to tell (code OK)."""
     from bwd.adapters.supervisor_rpc import NoSupervisor, Supervisor
 

@@ -28,8 +28,11 @@ from bwd.paths import Paths
 if TYPE_CHECKING:
     from bwd.core.settings import Settings
 
-_DAEMON_UP = 20.0
-"""Seconds that supervisord and the daemon may need until the daemon answers: imports on a cold disk."""
+_SUPERVISORD_UP = 20.0
+"""Seconds that supervisord may need until it is there."""
+_DAEMON_UP = 180.0
+"""Seconds that the daemon may need until it answers: on a machine whose processors were all taken several
+times over it took about 100."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -154,12 +157,20 @@ def _watch(paths: Paths, args: argparse.Namespace) -> int:
 
 
 def _wait_for_daemon(paths: Paths, say: Callable[[str], object]) -> int:
-    end = time.monotonic() + _DAEMON_UP
-    while time.monotonic() < end:
+    from bwd.commands.follow import program_trouble
+
+    began = time.monotonic()
+    while (waited := time.monotonic() - began) < _DAEMON_UP:
         here = situation.look(paths, whole=False)
         if here.status is not None:
             say("bwd: the daemon is up; `bwd status` says how far the engine is")
             return ExitCode.FAILED if of_status(here.status) is ExitCode.FAILED else ExitCode.OK
+        trouble = program_trouble(paths, daemon_answers=False)
+        if trouble is not None and trouble.code is not ExitCode.OK:
+            print(*trouble.lines, sep="\n", file=sys.stderr)
+            return trouble.code
+        if here.supervisord is None and waited > _SUPERVISORD_UP:
+            raise BwdError("supervisord has gone meanwhile", hint=f"see {paths.logs}/supervisord.log")
         time.sleep(0.2)
     raise BwdError(f"the daemon did not answer within {_DAEMON_UP:.0f} s", hint=f"see {paths.logs}/bwd.log")
 

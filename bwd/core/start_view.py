@@ -48,6 +48,36 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """Since when, on the watcher's clock, each of these has been so without a break; None: it is not so
+    now. Patience counts from there and never from the beginning of the watch: on a loaded machine the
+    daemon's first answer alone took 100 s. `silent`: the daemon does not answer; `ready`: it says that the
+    engine is; `unwanted`: it says that the engine is down and shall be."""
+
+    silent: float | None = None
+    ready: float | None = None
+    unwanted: float | None = None
+
+    def seen(self, status: Mapping[str, Any] | None, now: float, newer_than: int | None = None) -> Waits:
+        """After one more look. A run up to `newer_than` is not the one that is waited for."""
+        said = status or {}
+        phase, number = said.get("phase"), int((said.get("run") or {}).get("number") or 0)
+        ready = phase in (Phase.READY, Phase.SUSPECT) and (newer_than is None or number > newer_than)
+        unwanted = phase == Phase.STOPPED and not said.get("wanted")
+        return Waits(
+            _since(self.silent, status is None, now),
+            _since(self.ready, ready, now),
+            _since(self.unwanted, unwanted, now),
+        )
+
+
+def _since(before: float | None, holds: bool, now: float) -> float | None:
+    if not holds:
+        return None
+    return now if before is None else before
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """The start as it is now: the stage's name, how long it has lasted (seconds), what to say, bars."""
 

@@ -11,6 +11,7 @@ import pytest
 from bwd.core import start_view
 from bwd.core.start_view import (
     Shown,
+    Waits,
     advance,
     amount,
     curl_line,
@@ -162,3 +163,37 @@ def test_a_status_with_nothing_in_it_is_shown_without_a_fall() -> None:
     assert moment({}).stage == ""
     assert advance(Shown(), {}, 0.0, live=False)[1] == ()
     assert start_view.needs_line({}) == ""
+
+
+# ------------------------------------------------------------------ patience
+RUN_2 = {"number": 2}
+
+
+@pytest.mark.parametrize(
+    ("looks", "waits"),
+    [
+        # the daemon needs 100 s until it answers, and says "down" for the moment before it begins
+        ([(0.0, None), (100.0, said("stopped"))], Waits(unwanted=100.0)),
+        ([(0.0, None), (100.0, said("stopped")), (100.3, said("starting", wanted=True))], Waits()),
+        # what holds without a break counts from its first look, a break starts it anew
+        ([(3.0, said("stopped")), (9.0, said("stopped"))], Waits(unwanted=3.0)),
+        ([(3.0, said("stopped")), (4.0, None), (9.0, said("stopped"))], Waits(unwanted=9.0)),
+        ([(0.0, None), (7.0, None)], Waits(silent=0.0)),
+        ([(0.0, None), (7.0, said("loading")), (8.0, None)], Waits(silent=8.0)),
+        ([(0.0, None), (300.0, said("ready")), (310.0, said("suspect"))], Waits(ready=300.0)),
+        ([(0.0, said("ready")), (5.0, said("starting")), (6.0, said("ready"))], Waits(ready=6.0)),
+        ([(0.0, said("stopped", wanted=True)), (60.0, said("stopped", wanted=True))], Waits()),
+    ],
+)
+def test_patience_counts_from_where_a_state_began_and_not_from_the_beginning_of_the_watch(
+    looks: list[tuple[float, dict[str, Any] | None]], waits: Waits
+) -> None:
+    seen = Waits()
+    for now, status in looks:
+        seen = seen.seen(status, now)
+    assert seen == waits
+
+
+def test_the_engine_that_was_told_to_go_is_not_the_one_that_is_waited_for() -> None:
+    assert Waits().seen(said("ready", run=RUN_2), 1.0, newer_than=2).ready is None
+    assert Waits().seen(said("ready", run=RUN_2), 1.0, newer_than=1).ready == 1.0
