@@ -72,7 +72,7 @@ _NO_P2P = {"NCCL_P2P_DISABLE": "1"}
 _CARDS = {"REPLICAS": "2", "TENSOR_PARALLEL_SIZE": "1"}
 
 VARIANTS = (
-    Variant("default", "vLLM's defaults: TP=2, its own choice of everything (multicast off)", _TWO),
+    Variant("default", "vLLM's defaults with TP=2 and at most 32,768 tokens (multicast off)", _TWO),
     Variant("ours", "the plan of bwd for this machine, with the lines of --ours", {}),
     Variant("replicas", "one engine a card behind vLLM's balancer", _CARDS),
     Variant("seed", "the seed's configuration: eager, custom all-reduce off", _SEED, _EAGER),
