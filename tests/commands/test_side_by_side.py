@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bwd.core.plan import make_plan
 from scripts import gpu_side_by_side as side
 from tests.core.bench_example import example
+from tests.core.plan_support import WHERE, env, r1
+from tests.hosts import tree
 
 COMMON = "# a comment\nMODEL=/m\nENGINE_PYTHON=/py\nEXTRA_VLLM_ARGS='--load-format dummy'\nPROFILE=auto\n"
 
@@ -64,3 +68,22 @@ def test_the_page_holds_each_plan_against_the_base() -> None:
 def test_a_page_without_its_base_has_no_ratio() -> None:
     text = side.page({"ours": replace(example())}, {}, "default")
     assert "| single | 115 |" in text
+
+
+@pytest.mark.parametrize("host", ["h200x2-nvlink-vm", "7960x-2x5090"])
+@pytest.mark.parametrize("name", [one.name for one in side.VARIANTS])
+def test_every_plan_can_be_made(name: str, host: str, tmp_path: Path) -> None:
+    common = "MODEL=/m\nEXTRA_VLLM_ARGS='--load-format dummy'\nATTENTION_BACKEND=FLASHINFER\nPROFILE=none\n"
+    text = side.env_lines(variant(name), common, "")
+    facts = tree.facts(host, tmp_path, side.NO_MULTICAST)
+    plan = make_plan(env(text.replace("PROFILE=none\n", "")), facts, r1(), WHERE)
+    argv = " ".join(plan.argv)
+    assert "--load-format dummy" in argv
+    assert ("--enforce-eager" in argv) == name.startswith("seed")
+    assert plan.replicas == (2 if name == "replicas" else 1)
+    assert plan.tensor_parallel_size == (1 if name in ("replicas", "one-card") else 2)
+    assert plan.env["NCCL_NVLS_ENABLE"] == "0"
+    assert "fuse_allreduce_rms" in argv or plan.tensor_parallel_size == 1
+    if name in ("no-p2p", "seed-no-p2p"):
+        assert plan.env["NCCL_P2P_DISABLE"] == "1"
+        assert "--disable-custom-all-reduce" in argv
