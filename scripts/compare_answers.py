@@ -7,7 +7,7 @@
     python scripts/compare_answers.py compare a1.json a2.json b.json
 
 The first two are the same build twice (another batch size, or after a restart): their difference is the
-measure. The rule is bwd/core/same_text.py's. `compare` ends with 0 when the text is the same, 1 when it is
+measure. More runs make it a better one: `compare a1.json a2.json a3.json --against b1.json b2.json`. The rule is bwd/core/same_text.py's. `compare` ends with 0 when the text is the same, 1 when it is
 not. Standard library only, Python 3.11 or newer. A key of the API is read from the variable API_KEY.
 """
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bwd.adapters import api_answers
 from bwd.adapters.api_client import Api
 from bwd.core.prompts import PROMPTS
-from bwd.core.same_text import DRIFT_LIMIT, Answer, compare, from_dict, to_dict
+from bwd.core.same_text import DRIFT_LIMIT, Answer, Comparison, compare_runs, from_dict, to_dict
 from bwd.errors import BwdError
 
 
@@ -69,30 +69,50 @@ def read(name: str) -> tuple[Answer, ...]:
 
 
 def judge(args: argparse.Namespace) -> int:
-    try:
-        found = compare(read(args.first), read(args.second), read(args.other), args.drift)
-    except ValueError as error:
-        raise BwdError(str(error), hint="ask all three with the same --prompts") from error
+    """The last file, or each of --against, held to all the others: runs of one build."""
+    runs = list(args.runs)
+    others = args.against or [runs.pop()]
+    if len(runs) < 2:
+        raise BwdError(
+            "one run does not say how far a build differs from itself", hint="give two runs or more"
+        )
+    own = [read(name) for name in runs]
+    found = []
+    for name in others:
+        try:
+            found.append((name, compare_runs(own, read(name), args.drift)))
+        except ValueError as error:
+            raise BwdError(f"{name}: {error}", hint="ask for all with the same --prompts") from error
+    same = all(one.same for _, one in found)
     if args.json:
-        data: dict[str, Any] = {"same": found.same, "line": found.line(), **dataclasses.asdict(found)}
-        print(json.dumps(data, indent=2))
-        return 0 if found.same else 1
-    noise = found.noise
+        told: list[dict[str, Any]] = [
+            {"file": name, "same": one.same, "line": one.line(), **dataclasses.asdict(one)}
+            for name, one in found
+        ]
+        print(json.dumps(told if args.against else told[0], indent=2))
+        return 0 if same else 1
+    noise = found[0][1].noise
     print(
         f"own run-to-run difference: at most {noise.largest:.5f} nats, mean {noise.mean:.5f}, over "
-        f"{noise.places} places; {noise.parted} of the prompts part by themselves"
+        f"{noise.places} places of {len(runs)} runs; {noise.parted} of the prompts part by themselves"
     )
+    for name, one in found:
+        show(name, one)
+    print("the same text" if same else "NOT the same text")
+    return 0 if same else 1
+
+
+def show(name: str, found: Comparison) -> None:
+    print(f"{name}:")
     for one in found.partings:
         gap = "not a likely token" if one.gap is None else f"{one.gap:.5f} nats less likely"
         allowed = "a tie" if one.allowed else "NOT a tie"
         print(
-            f"prompt {one.prompt + 1}, token {one.place + 1}: {one.theirs} for {one.ours}, {gap}: {allowed}"
+            f"  prompt {one.prompt + 1}, token {one.place + 1}: {one.theirs} for {one.ours}, {gap}: {allowed}"
         )
-    print(f"mean drift {found.drift:.5f} nats over {found.places} places")
+    print(f"  mean drift {found.drift:.5f} nats over {found.places} places")
     for text in found.wrong:
-        print(f"wrong: {text}")
-    print("the same text" if found.same else "NOT the same text")
-    return 0 if found.same else 1
+        print(f"  wrong: {text}")
 
 
 def main() -> int:
@@ -109,10 +129,11 @@ def main() -> int:
     asking.add_argument("--together", type=int, default=1, help="so many at once (1)")
     asking.add_argument("--timeout", type=float, default=300.0, help="seconds for one answer (300)")
     asking.add_argument("--note", default="", help="kept in the file: which build this is")
-    judging = verbs.add_parser("compare", help="the same build twice, and another one")
-    judging.add_argument("first")
-    judging.add_argument("second")
-    judging.add_argument("other")
+    judging = verbs.add_parser("compare", help="two runs or more of a build, and another one")
+    judging.add_argument("runs", nargs="+", metavar="FILE", help="runs of the first build, and the other one")
+    judging.add_argument(
+        "--against", nargs="+", metavar="FILE", help="runs of the other build, then not last"
+    )
     judging.add_argument("--drift", type=float, default=DRIFT_LIMIT, help=f"nats ({DRIFT_LIMIT})")
     judging.add_argument("--json", action="store_true")
     args = parser.parse_args()

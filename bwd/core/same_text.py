@@ -3,19 +3,21 @@ probabilities beside them. Pure.
 
 Floating-point sums in another order make other last digits, so that two right kernels may part where two
 tokens are as good as equally likely. How much the digits move is measured, not guessed: the first build
-answers the same prompts twice (best: once one after the other, once all together, because another batch
-is another kernel), and the largest difference between these two runs is its own run-to-run difference.
+answers the same prompts twice or more (best: once one after the other, once all together, because another
+batch is another kernel), and the largest difference between any two of these runs is its own run-to-run
+difference.
 
 The rule: another build's greedy token may differ only where the first build's log probabilities of the two
-tokens are no further apart than that. What follows such a place has another context and is not compared.
-Up to there the log probabilities of the same tokens may drift a little in the mean, and an answer may not
-be garbage where the first build's is none."""
+tokens are, in one of its runs, no further apart than that. What follows such a place has another context
+and is not compared. Up to there the log probabilities of the same tokens may drift a little in the mean, and
+an answer may not be garbage where the first build's is none, in any of its runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Final
 
 from bwd.core.checks import degenerate
@@ -56,8 +58,8 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Noise:
     """A build against itself. `largest` and `mean`: difference (nats) of the log probability of a token
-    of the top two, over `places` places where both runs had seen the same tokens; `parted`: prompts in
-    which the two runs did not take the same tokens."""
+    of the top two, over `places` places (of all pairs of runs) where both had seen the same tokens;
+    `parted`: prompts in which not all runs took the same tokens."""
 
     largest: float
     mean: float
@@ -106,21 +108,24 @@ class Comparison:
         )
 
 
-def run_to_run(first: Sequence[Answer], second: Sequence[Answer]) -> Noise:
-    """A build against itself, over two runs of the same prompts. Raises ValueError when they are not of
-    the same prompts."""
-    _same_prompts(first, second)
-    largest, total, count, places, parted = 0.0, 0.0, 0, 0, 0
-    for one, two in zip(first, second, strict=True):
-        parted += _parts_at(one, two) is not None
-        for ours, theirs in _same_context(one, two):
-            places += 1
-            for token, value in ours.top[:2]:
-                other = theirs.logprob(token)
-                if other is not None and min(value, other) >= LIKELY:
-                    difference = abs(value - other)
-                    largest, total, count = max(largest, difference), total + difference, count + 1
-    return Noise(largest, total / count if count else 0.0, places, parted)
+def run_to_run(*runs: Sequence[Answer]) -> Noise:
+    """A build against itself, over two or more runs of the same prompts. Raises ValueError when they are
+    not of the same prompts."""
+    largest, total, count, places = 0.0, 0.0, 0, 0
+    parted: set[int] = set()
+    for first, second in combinations(runs, 2):
+        _same_prompts(first, second)
+        for index, (one, two) in enumerate(zip(first, second, strict=True)):
+            if _parts_at(one, two) is not None:
+                parted.add(index)
+            for ours, theirs in _same_context(one, two):
+                places += 1
+                for token, value in ours.top[:2]:
+                    other = theirs.logprob(token)
+                    if other is not None and min(value, other) >= LIKELY:
+                        difference = abs(value - other)
+                        largest, total, count = max(largest, difference), total + difference, count + 1
+    return Noise(largest, total / count if count else 0.0, places, len(parted))
 
 
 def compare(
@@ -131,10 +136,19 @@ def compare(
 ) -> Comparison:
     """`other` (another build or plan) against two runs of the first. Raises ValueError when they are not
     of the same prompts, or there are none."""
-    if not first:
+    return compare_runs((first, second), other, drift_limit)
+
+
+def compare_runs(
+    runs: Sequence[Sequence[Answer]], other: Sequence[Answer], drift_limit: float = DRIFT_LIMIT
+) -> Comparison:
+    """`other` against two or more runs of the first build. Raises ValueError as `compare` does."""
+    if not runs or not runs[0]:
         raise ValueError("there are no answers to compare")
-    noise = run_to_run(first, second)
-    _same_prompts(first, other)
+    if len(runs) < 2:
+        raise ValueError("one run does not say how far a build differs from itself: two at least")
+    noise = run_to_run(*runs)
+    _same_prompts(runs[0], other)
     wrong: list[str] = []
     partings: list[Parting] = []
     if noise.largest > OWN_LIMIT:
@@ -142,10 +156,10 @@ def compare(
             f"the first build differs from itself by {noise.largest:.2f} nats: nothing can be held to it"
         )
     total, places = 0.0, 0
-    for index, (one, two, theirs) in enumerate(zip(first, second, other, strict=True)):
-        # the first build may itself part at a tie: the run that agrees longer is the one to compare with
-        ours = two if _agrees(two, theirs) > _agrees(one, theirs) else one
-        if why := _garbage(ours, theirs):
+    for index, theirs in enumerate(other):
+        own_answers = [run[index] for run in runs]
+        ours = _nearest(own_answers, theirs)
+        if why := _garbage(own_answers, theirs):
             wrong.append(f"prompt {index + 1}: {why}")
         for own, got in _same_context(ours, theirs):
             mine, yours = own.logprob(own.token), got.logprob(own.token)
@@ -184,6 +198,18 @@ def _agrees(one: Answer, two: Answer) -> int:
     return len(one.steps) if place is None else place
 
 
+def _nearest(answers: Sequence[Answer], theirs: Answer) -> Answer:
+    """The run to compare with. The first build may itself part at a tie: the one that agrees longest; and
+    where several do, the one that has the two tokens closest there."""
+
+    def near(ours: Answer) -> tuple[int, float]:
+        parting = _parting(0, ours, theirs, 0.0)
+        gap = parting.gap if parting is not None else 0.0
+        return _agrees(ours, theirs), -math.inf if gap is None else -gap
+
+    return max(answers, key=near)
+
+
 def _same_context(one: Answer, two: Answer) -> Iterator[tuple[Step, Step]]:
     """The places before which both took the same tokens: all up to the first that differs, and that one
     too, because what differs there is only what was taken."""
@@ -218,10 +244,21 @@ def _said(parting: Parting, noise: Noise) -> str:
     )
 
 
-def _garbage(ours: Answer, theirs: Answer) -> str:
-    """Why their answer is none, "" when it may be one or ours is as bad (a small model repeats itself)."""
+def _garbage(own: Sequence[Answer], theirs: Answer) -> str:
+    """Why their answer is none, "" when it may be one or the first build's is as bad: a small model repeats
+    itself, and into which of its loops it falls is decided at a tie."""
     why = degenerate(theirs.text)
-    return f"{why}: {' '.join(theirs.text.split())[:60]!r}" if why and not degenerate(ours.text) else ""
+    if not why or any(degenerate(one.text) or _ends_in_a_loop(one.text) for one in own):
+        return ""
+    return f"{why}: {' '.join(theirs.text.split())[:60]!r}"
+
+
+def _ends_in_a_loop(text: str) -> bool:
+    """Whether the second half of a text is a piece of up to 24 characters, three times or more."""
+    solid = "".join(text.lower().split())
+    tail = solid[len(solid) // 2 :]
+    longest = min(24, len(tail) // 3)
+    return any(tail[length:] == tail[:-length] for length in range(1, longest + 1))
 
 
 # ------------------------------------------------------------------ as data

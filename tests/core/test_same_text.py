@@ -9,7 +9,16 @@ from dataclasses import replace
 import pytest
 
 from bwd.core.prompts import PROMPTS
-from bwd.core.same_text import Answer, Step, compare, from_choice, from_dict, run_to_run, to_dict
+from bwd.core.same_text import (
+    Answer,
+    Step,
+    compare,
+    compare_runs,
+    from_choice,
+    from_dict,
+    run_to_run,
+    to_dict,
+)
 
 SURE = (("a", -0.1), ("b", -4.0))
 TIE = (("a", -0.700), ("b", -0.710), ("c", -6.0))
@@ -101,6 +110,50 @@ def test_garbage_is_wrong_unless_the_first_build_says_it_too() -> None:
     bad = replace(PLAIN, text="!!!!!!!!!!!!")
     assert "exclamation marks" in compare([PLAIN], [PLAIN], [bad]).wrong[0]
     assert compare([bad], [bad], [bad]).same
+
+
+@pytest.mark.parametrize(
+    ("own", "allowed"),
+    [
+        # captured: the two loops that one 4-bit model of 135M parameters falls into after a tie (2x H200)
+        (" der konfen, auszwil, auszwil-\n\nThe 1990s, " + "the 1990s, " * 12, True),
+        (" der konfen, " + "auszwil, " * 14, True),
+        (" der Stein ist schwer, und der Weg nach Hause ist weit.", False),
+        ("", True),
+    ],
+)
+def test_a_loop_is_the_model_s_where_the_first_build_ends_in_one_too(own: str, allowed: bool) -> None:
+    ours, theirs = replace(PLAIN, text=own), replace(PLAIN, text=" der konfen, in" + " der konfen, in" * 14)
+    assert compare([ours], [ours], [theirs]).same is allowed
+    # one of the first build's runs is enough: it says the same thing itself
+    assert compare_runs([[PLAIN], [PLAIN], [theirs]], [theirs]).same
+
+
+def test_the_own_difference_is_the_largest_of_any_two_runs() -> None:
+    runs = [[PLAIN], [moved(PLAIN, -0.01)], [moved(PLAIN, 0.02)]]
+    assert run_to_run(*runs).largest == pytest.approx(0.03)
+    assert run_to_run(*runs).places == 9
+    assert run_to_run([PLAIN], [PLAIN], [OTHER_AT_TIE]).parted == 1
+    wide = answer(("a", SURE), ("b", (("b", -0.70), ("a", -0.70))), ("a", SURE))
+    apart = answer(("a", SURE), ("a", (("a", -0.70), ("b", -0.725))), ("a", SURE))
+    three = [[apart], [moved(apart, -0.01)], [moved(apart, 0.02)]]
+    assert compare_runs(three, [wide]).same
+    assert not compare_runs(three[:2], [wide]).same
+
+
+def test_the_run_that_has_the_two_tokens_closest_says_how_close_they_are() -> None:
+    """Captured: 0.500 nats apart in one run, 0.250 in two others of the same build."""
+    far = answer(("a", (("a", -3.01), ("b", -3.51))))
+    near = answer(("a", (("a", -3.19), ("b", -3.44))))
+    other = answer(("b", (("b", -3.29), ("a", -3.29))))
+    for runs in ([[far], [near], [near]], [[near], [far], [near]]):
+        found = compare_runs(runs, [other])
+        assert found.partings[0].gap == pytest.approx(0.25)
+
+
+def test_one_run_is_no_measure_of_itself() -> None:
+    with pytest.raises(ValueError, match="two at least"):
+        compare_runs([[PLAIN]], [PLAIN])
 
 
 def test_an_answer_that_ends_early_is_wrong() -> None:
