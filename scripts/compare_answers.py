@@ -7,8 +7,9 @@
     python scripts/compare_answers.py compare a1.json a2.json b.json
 
 The first two are the same build twice (another batch size, or after a restart): their difference is the
-measure. More runs make it a better one: `compare a1.json a2.json a3.json --against b1.json b2.json`. The rule is bwd/core/same_text.py's. `compare` ends with 0 when the text is the same, 1 when it is
-not. Standard library only, Python 3.11 or newer. A key of the API is read from the variable API_KEY.
+measure. More runs make it a better one: `compare a1.json a2.json a3.json --against b1.json b2.json`.
+The rule is bwd/core/same_text.py's. `compare` ends with 0 when the text is the same, 1 when it is not.
+Standard library only, Python 3.11 or newer. A key of the API is read from the variable API_KEY.
 """
 
 from __future__ import annotations
