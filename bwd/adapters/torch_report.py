@@ -12,8 +12,13 @@ from bwd.errors import BwdError
 PATIENCE = 120.0
 """Seconds for importing torch, which a cold disk makes long."""
 
-# torch/csrc/DeviceAccelerator.cpp; vLLM 0.32.0 asks the same (v1/worker/gpu_worker.py:416)
-_ASK = "import torch; print('settings=' + torch._C._accelerator_getAllocatorSettings())"
+# torch/csrc/DeviceAccelerator.cpp; vLLM 0.32.0 asks the same (v1/worker/gpu_worker.py:416). torch 2.11.0 does
+# not have it (seen on 2x H200), 2.13.0 does.
+_ASK = """
+import torch
+ask = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+print("settings=" + ask() if ask else "mute=" + torch.__version__)
+"""
 
 
 def environ(pid: int) -> dict[str, str]:
@@ -47,5 +52,7 @@ def allocator_settings(python: Path | str, env: Mapping[str, str], cwd: Path) ->
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         if line.startswith("settings="):
             return line.removeprefix("settings=").strip()
+        if line.startswith("mute="):
+            raise BwdError(f"torch {line.removeprefix('mute=').strip()} has no way to tell; the lock's has")
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     raise BwdError(f"torch does not say: {lines[-1] if lines else f'exit code {done.returncode}'}")

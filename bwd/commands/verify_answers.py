@@ -7,6 +7,7 @@ from typing import Any
 from bwd.commands.verify_case import Case, Check
 from bwd.core import checks
 from bwd.core.checks import Verdict
+from bwd.core.model_files import without_weights
 
 QUESTION = "What is the capital of France?"
 ANSWER = "Paris"
@@ -31,6 +32,8 @@ def model_id(case: Case) -> Verdict:
 
 
 def answer(case: Case) -> Verdict:
+    if without_weights([str(word) for word in case.plan.get("argv") or ()]):
+        return checks.not_applicable("the weights are made up (--load-format dummy): no answer can be right")
     message = case.chat(QUESTION, _THINKING_LENGTH if case.thinks else _LENGTH)
     text = str(message.get("content") or "")
     thinking = str(message.get("reasoning") or message.get("reasoning_content") or "")

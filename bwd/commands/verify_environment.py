@@ -51,7 +51,9 @@ def build(case: Case) -> Verdict:
     if case.engine.kind != "cuda":
         return checks.not_applicable("the CPU engine is vLLM's own wheel")
     if case.engine.own:
-        return checks.not_applicable("ENGINE_PYTHON names an environment of yours")
+        return checks.not_applicable(
+            "ENGINE_PYTHON names an environment of yours; `bwd build --check` looks into it"
+        )
     from bwd.build import inspect
 
     findings = inspect.summary(case.engine.python, case.engine.apply(os.environ), case.paths.cache)

@@ -254,7 +254,7 @@ def judge_flash_attn(found: Mapping[str, Found]) -> Verdict:
 # v1 engines say it once a start: cuda.py:507 "Using FLASHINFER attention backend out of potential
 # backends: ...", cuda.py:446 "Using AttentionBackendEnum.FLASHINFER backend." when one was asked for.
 _BACKEND = re.compile(
-    r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+)(?: attention)? backend(?: out of|\.)"
+    r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+)(?: attention)? backend(?: out of|\.|$)"
 )
 
 

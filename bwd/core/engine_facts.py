@@ -23,7 +23,7 @@ _LINEAR: Final = re.compile(
     r"|Using (\w+) for (?:NVFP4|MXFP4|MXFP8) GEMM"
 )
 # v1/worker/gpu_model_runner.py:6582, v1/worker/gpu/model_runner.py:1128
-_CAPTURED: Final = re.compile(r"Graph capturing finished in (\d+) secs, took ([\d.]+) GiB")
+_CAPTURED: Final = re.compile(r"Graph capturing finished in (\d+) secs, took (-?[\d.]+) GiB")
 # v1/core/kv_cache_utils.py: "GPU KV cache size: 918,000 tokens, Maximum concurrency ..."
 _KV: Final = re.compile(r"KV cache size: ([\d,]+) tokens")
 # config/vllm.py:1704, 1929
@@ -215,7 +215,7 @@ def judge_multicast(
                 return failed(f"a process of the engine runs with {name}={environ.get(name, '')}")
     if not facts.lines:
         return could_not("the engine's log is empty or gone")
-    return ok(f"off in {len(environs)} processes; none of {facts.lines} lines of the log speaks of it")
+    return ok(f"off in {len(environs)} processes; none of {facts.lines} lines of the log speaks of its use")
 
 
 def judge_allocator(plan: Mapping[str, Any], told: str | None) -> Verdict:

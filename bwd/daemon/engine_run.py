@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +16,15 @@ from bwd.adapters.kernel_log import KernelLog
 from bwd.adapters.process import Child, Process
 from bwd.adapters.run_file import RunRecord
 from bwd.core import end_causes, log_lines, markers, members, signatures
+from bwd.core.checks import attention_backend
 from bwd.core.events import SERVES, STARTS, Cause, Event, Exited, Failed, Kind, Phase, PlanRef, Suspicion
 from bwd.daemon.world import Launch, World
 
 _LOGS_KEPT = 20
 _BATCH = 256
 """Lines that are tested together for holding anything known: most of a busy log holds nothing."""
-_BACKEND = "attention backend"
-# "Using FLASHINFER attention backend out of ..." on CUDA, "Using CPU_ATTN attention backend" elsewhere
-_USING_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?(\w+) attention backend")
+_BACKENDS = ("attention backend", "AttentionBackendEnum.")
+"""One of these is in the line that checks.attention_backend reads."""
 
 _CPU_NICE = 5
 _LOWEST = 19
@@ -149,7 +148,7 @@ class EngineRun:
         lines = self.follower.read()
         for start in range(0, len(lines), _BATCH):
             batch = lines[start : start + _BATCH]
-            for line in signatures.which_matter(batch, (_BACKEND,)):
+            for line in signatures.which_matter(batch, _BACKENDS):
                 self.take(line)
         return len(lines) > _BATCH
 
@@ -179,8 +178,9 @@ class EngineRun:
         if marker is not None:
             self._mark(marker, phase)
             return
-        if _BACKEND in line.msg and (found := _USING_BACKEND.match(line.msg)) is not None:
-            self.attention_backend = found[1]
+        if self.attention_backend is None and any(part in line.msg for part in _BACKENDS):
+            # the first word counts: it comes before any text of a user can stand in the log
+            self.attention_backend = attention_backend([line.msg]) or None
         event = signatures.event(line, phase, self.number, self.world.where())
         match event:
             case None:

@@ -76,6 +76,15 @@ def test_the_parser_of_an_r1_model_is_checked(serving: Installation) -> None:
     (serving.home / "plan.json").unlink()
 
 
+def test_weights_that_are_made_up_answer_nothing(serving: Installation) -> None:
+    plan = {"argv": ["python", "--load-format", "dummy"]}
+    (serving.home / "plan.json").write_text(json.dumps(plan))
+    done, checks = verify(serving, ("answer",), answer="appropriated " * 32)
+    (serving.home / "plan.json").unlink()
+    assert (done.code, checks["answer"]["outcome"]) == (0, "not applicable")
+    assert "made up" in checks["answer"]["evidence"]
+
+
 def test_nothing_running_is_not_a_pass(install: Make) -> None:
     done = install().bwd("verify", "--only", "answer")
     assert done.code == 5

@@ -135,6 +135,7 @@ BACKEND_LINES = [
         "(Worker_TP0 pid=7) INFO 11-30 04:00 [cuda.py:446] Using AttentionBackendEnum.TRITON_ATTN backend.",
         "TRITON_ATTN",
     ),
+    ("Using CPU_ATTN attention backend", "CPU_ATTN"),
     ("(EngineCore pid=7) INFO 11-30 04:00:00 [x.py:1] Using the cutlass backend for linear layers", ""),
 ]
 

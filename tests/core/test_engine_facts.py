@@ -1,9 +1,10 @@
 """What an engine's log says of transport, all-reduce, kernels, graphs and multicast, and what verify
 makes of it. The lines are vLLM 0.32.0's and NCCL 2.29.7's, written out from their format strings with the
-values seen on 2x H200 (docs/gpu); a captured log takes their place when there is one."""
+values seen on 2x H200 (docs/gpu), and what was captured there (engine_logs; NCCL 2.28.9)."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,34 @@ def test_the_facts_of_a_healthy_start() -> None:
     assert facts.captured == (16, 1.13)
     assert facts.attention == "FLASHINFER"
     assert (facts.eager, facts.multicast) == (False, ())
+
+
+CAPTURED = Path(__file__).parent / "engine_logs"
+
+
+def test_the_facts_of_a_captured_start() -> None:
+    """2x H200, 2026-11-30: the 32B AWQ architecture on both cards, multicast off by the environment."""
+    facts = read((CAPTURED / "2xh200-awq-tp2.log").read_text().splitlines())
+    assert facts.transports == {"P2P/CUMEM": 24}
+    assert facts.all_reduce == ("CUSTOM",)
+    assert facts.linear == ("MacheteLinearKernel",)
+    assert (facts.captured, facts.attention, facts.kv_tokens) == ((11, 0.81), "FLASHINFER", 681_456)
+    verdict = engine_facts.judge_multicast(plan(env=SWITCHED_OFF), facts, [IN_A_PROCESS])
+    assert verdict.outcome is Outcome.OK, verdict.evidence
+
+
+def test_every_captured_line_that_names_multicast_is_only_nccl_s_greeting() -> None:
+    """Each of them alone, because one would be enough for a failure; and a 1 in the place of the 0 is one."""
+    lines = [line for file in CAPTURED.iterdir() for line in file.read_text().splitlines() if "MNNVL" in line]
+    assert len(lines) == 6
+    assert read(lines).multicast == ()
+    taken = [line.replace("MNNVL 0", "MNNVL 1") for line in lines if line.endswith("MNNVL 0")]
+    assert len(taken) == len(read(taken).multicast) == 3
+
+
+def test_a_captured_communicator_over_host_memory() -> None:
+    facts = read((CAPTURED / "2xh200-shm.log").read_text().splitlines())
+    assert facts.transports == {"SHM/direct/direct": 4}
 
 
 def test_a_log_that_says_nothing() -> None:
