@@ -34,8 +34,9 @@ from bwd.paths import Paths
 
 _DRAINED_S = 900.0
 """Until the engine that serves now is gone: its drain (600 s at most), grace, kill, the cards' memory."""
-_KEEP_ROOM = 1.2
-"""A plan is begun when what is left is this much more than the configured plan took."""
+_KEEP_ROOM = 1.0
+"""A plan is begun when what is left is this many times what the configured plan took: that one was asked
+twice."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -288,7 +289,7 @@ def _conclude(work: Work, tried: Mapping[str, Tried], left: Sequence[Left], args
     choice: Choice | None = None
     written = ""
     about = _about(work, args.aim)
-    if work.check and base.outcome is Outcome.RIGHT and base.speeds:
+    if work.check and base.outcome is Outcome.RIGHT and base.speeds and others:
         choice = tune_outcome.choose(base, others, args.aim)
         written = str(_write_profile(work, base, others, choice, about))
     text = tune_text.report(base, others, left, choice, about)

@@ -103,8 +103,8 @@ class Comparison:
             return self.wrong[0] + more
         parted = f"{len(self.partings)} parted at a tie" if self.partings else "token for token"
         return (
-            f"{self.places} places, {parted}; mean drift {self.drift:.4f} nats, "
-            f"own run-to-run difference at most {self.noise.largest:.4f}"
+            f"{self.places} places, {parted}; mean drift {self.drift:.2g} nats, "
+            f"own run-to-run difference at most {self.noise.largest:.2g}"
         )
 
 
@@ -174,7 +174,7 @@ def compare_runs(
     if drift > drift_limit + noise.mean:
         wrong.append(
             f"log probabilities drift by {drift:.3f} nats in the mean, more than {drift_limit} beyond the "
-            f"own run-to-run difference of {noise.mean:.4f}"
+            f"own run-to-run difference of {noise.mean:.2g}"
         )
     return Comparison(tuple(wrong), tuple(partings), drift, places, noise)
 
@@ -239,8 +239,8 @@ def _said(parting: Parting, noise: Noise) -> str:
     if parting.gap is None:
         return f"{where}: {parting.theirs} instead of {parting.ours}, and it is not among the likely ones"
     return (
-        f"{where}: {parting.theirs} instead of {parting.ours}, {parting.gap:.4f} nats less likely; the own "
-        f"run-to-run difference is {noise.largest:.4f}"
+        f"{where}: {parting.theirs} instead of {parting.ours}, {parting.gap:.2g} nats less likely; the own "
+        f"run-to-run difference is {noise.largest:.2g}"
     )
 
 

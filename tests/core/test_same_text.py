@@ -56,7 +56,7 @@ def test_a_tie_closer_than_the_own_noise_may_part() -> None:
 def test_a_gap_wider_than_the_own_noise_may_not() -> None:
     found = compare([PLAIN], [moved(PLAIN, -0.005)], [OTHER_AT_TIE])
     assert not found.same
-    assert "token 2: b instead of a, 0.0100 nats less likely" in found.wrong[0]
+    assert "token 2: b instead of a, 0.01 nats less likely" in found.wrong[0]
 
 
 def test_without_any_noise_only_an_exact_tie_may_part() -> None:
