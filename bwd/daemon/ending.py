@@ -88,9 +88,8 @@ async def reap(run: EngineRun) -> None:
     first = True
     while members := await asyncio.to_thread(run.scan):
         if first and not run.asked_to_end:
-            # The API server is gone: its workers notice by themselves within a second or two and
-            # clean up better than a KILL does
-            await process.gone(run.members, world.limits.tracker * 2)
+            # The API server is gone: its workers notice by themselves within a second or two
+            await process.gone(run.members, world.limits.orphans)
         first = False
         await _kill_all(run)
         await asyncio.sleep(0.1)

@@ -37,7 +37,10 @@ class Limits:
     snapshot: float = 3.0  # for everything of a snapshot together
     stacks: float = 1.0  # given to the engine to write its stacks
     vram_wait: float = 60.0  # for the GPUs to let go of a dead run's memory (design.md, Constants)
-    tracker: float = 1.0  # left to Python's resource_tracker after the others are killed
+    # Left to Python's resource_tracker after the others are killed; clients may be waiting. It mostly takes a
+    # quarter of a second (docs/benchmarks/reload.md), and what it leaves is removed anyway.
+    tracker: float = 0.5
+    orphans: float = 2.0  # left to workers whose API server is gone: they clean up better than a KILL does
     gate: float = 1.0  # between two puts of an unchanged gate
     drain_poll: float = 0.25
 
