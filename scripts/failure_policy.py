@@ -69,7 +69,8 @@ Causes that no line names:
 | STUCK_COMMUNICATOR | stuck start | the communicator was not made in {communicator:.0f} s |
 | STUCK_START | stuck start | not READY {warm:.0f} minutes after the start ({cold:.0f} with empty caches) |
 | UNKNOWN_ERROR | transient | an exception during the start that no row knows; it is quoted |
-| STUCK_IN_DRIVER | driver | a process survived SIGKILL for {kill:.0f} s, or what it held was not free after {reap:.0f} s |
+| STUCK_IN_DRIVER | driver | a process survived SIGKILL for {kill:.0f} s and is seen to sit in the kernel |
+| UNKILLABLE | driver | a process survived SIGKILL for {kill:.0f} s, or what it held was not free after {reap:.0f} s, and why cannot be seen |
 """
 
 

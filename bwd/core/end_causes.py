@@ -48,12 +48,12 @@ def stuck_start(state: State, now: float, policy: Policy) -> Cause:
 
 
 def unkillable(state: State, policy: Policy) -> Cause:
-    """The end outlasted its limit (a process in state D, VRAM that stays taken: unsloth#3331)."""
+    """The end outlasted its limit: VRAM that stays taken (unsloth#3331), or a process that gets no processor
+    time to die in (seen on a machine whose other work came first). A process that is seen to sit in the
+    kernel is STUCK_IN_DRIVER (daemon/ending.py)."""
     if state.ending is Ending.REAPING:
         text = f"what run {state.run} held did not become free in {policy.reap_wait:.0f} s"
     else:
-        text = (
-            f"a process of run {state.run} survived SIGKILL for {policy.kill_wait:.0f} s: "
-            "it is stuck in the driver"
-        )
-    return Cause(Kind.DRIVER, "STUCK_IN_DRIVER", text, hint="reboot; nothing is started on top of it")
+        text = f"a process of run {state.run} survived SIGKILL for {policy.kill_wait:.0f} s"
+    hint = "nothing is started on top of it: `bwd restart` when it has ended; where it never does, reboot"
+    return Cause(Kind.DRIVER, "UNKILLABLE", text, hint=hint)

@@ -617,7 +617,7 @@ def _(p: Play) -> None:
     p(118, Reaped(1), "stopped", "say stopped", cause=None, restarts={})
 
 
-@story("TERM has a limit, KILL has one, and then it is the driver")
+@story("TERM has a limit, KILL has one, and then it is given up")
 def _(p: Play) -> None:
     p.up()
     p(110, Stop(), "draining", None)
@@ -625,7 +625,7 @@ def _(p: Play) -> None:
     assert p.deadline == 155
     p.tick_at_deadline("stopping", "kill 1")
     assert p.deadline == 185
-    p.tick_at_deadline("fatal", "say gave up: STUCK_IN_DRIVER")
+    p.tick_at_deadline("fatal", "say gave up: UNKILLABLE")
 
 
 @story("a drain has a limit, and what is in flight then is cut off by a KILL: vLLM never ends on a TERM")
@@ -666,7 +666,7 @@ def _(p: Play) -> None:
     p.up()
     p(110, Exited(1, 0), "stopping", "snapshot 1 EXITED, reap 1")
     assert p.deadline == 200
-    p.tick_at_deadline("fatal", "say gave up: STUCK_IN_DRIVER")
+    p.tick_at_deadline("fatal", "say gave up: UNKILLABLE")
 
 
 @story("nothing is started on top of an unkillable run")
@@ -675,7 +675,7 @@ def _(p: Play) -> None:
     p(110, Failed(1, HUNG), "stopping", None)
     p(140, Stuck(1, DRIVER), "fatal", "say gave up: STUCK_IN_DRIVER", occupied=True)
     p(150, SettingsChanged(), "stopping", "reap 1")
-    p(240, Tick(), "fatal", "say gave up: STUCK_IN_DRIVER")
+    p(240, Tick(), "fatal", "say gave up: UNKILLABLE")
     p(250, Restart(), "stopping", "reap 1")
     p(251, Stuck(1, DRIVER), "fatal", None)
     p(260, Stop(), "stopped", "say stopped")
