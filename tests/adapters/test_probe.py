@@ -36,9 +36,14 @@ class Fake:
         with (self.folder / "out").open("wb") as out:
             self.child = subprocess.Popen(argv, env=env, stdout=out, stderr=out)
         end = time.monotonic() + 15
-        while not self.socket.exists():
+        while not self.listens():
             assert time.monotonic() < end, (self.folder / "out").read_text()
             time.sleep(0.02)
+
+    def listens(self) -> bool:
+        """The file is there from bind() on, and refuses until listen()."""
+        with socket.socket(socket.AF_UNIX) as one:
+            return one.connect_ex(str(self.socket)) == 0
 
     def ask(self, question: Callable[[Probe], Awaitable[T]]) -> T:
         async def run() -> T:

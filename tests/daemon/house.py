@@ -143,8 +143,9 @@ class House:
     def post(self, target: str, body: Any = None) -> dict[str, Any]:
         return dict(ask(self.bwd_socket, "POST", target, body or {}))
 
-    def until(self, what: Callable[[dict[str, Any]], Any], seconds: float = 20.0) -> dict[str, Any]:
-        """Wait until the status satisfies `what`; the status then."""
+    def until(self, what: Callable[[dict[str, Any]], Any], seconds: float = 60.0) -> dict[str, Any]:
+        """Wait until the status satisfies `what`; the status then. The time is for a machine that is busy with
+        the rest of the suite: a daemon took 16 s to come up beside an installation."""
         end = time.monotonic() + seconds
         status: dict[str, Any] = {}
         while time.monotonic() < end:
@@ -155,7 +156,7 @@ class House:
             time.sleep(0.05)
         raise AssertionError(f"not in {seconds} s: {json.dumps(status, indent=1)}\n{self.said()[-3000:]}")
 
-    def ready(self, number: int | None = None, seconds: float = 20.0) -> dict[str, Any]:
+    def ready(self, number: int | None = None, seconds: float = 60.0) -> dict[str, Any]:
         def there(status: dict[str, Any]) -> bool:
             if status["phase"] == "fatal":
                 raise AssertionError(f"fatal: {status['cause']['line']}\n{self.said()[-3000:]}")
