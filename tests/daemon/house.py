@@ -144,8 +144,8 @@ class House:
         return dict(ask(self.bwd_socket, "POST", target, body or {}))
 
     def until(self, what: Callable[[dict[str, Any]], Any], seconds: float = 60.0) -> dict[str, Any]:
-        """Wait until the status satisfies `what`; the status then. The time is for a machine that is busy with
-        the rest of the suite: a daemon took 16 s to come up beside an installation."""
+        """Wait until the status satisfies `what`; the status then. The time is for a machine that is busy
+        with the rest of the suite: a daemon took 16 s to come up beside an installation."""
         end = time.monotonic() + seconds
         status: dict[str, Any] = {}
         while time.monotonic() < end:
