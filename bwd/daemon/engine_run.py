@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class EngineRun:
     asked_to_end: bool = False
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _attended: set[int] = field(default_factory=set)
+    _shm_looked: tuple[frozenset[int], frozenset[str]] = (frozenset(), frozenset())
     _follower: Follower | None = None
 
     @property
@@ -225,8 +226,16 @@ class EngineRun:
         if self.child is not None:
             named = [members.Member(m.pid, m.ppid, self.names.get(m.pid, m.name)) for m in found]
             self.core = members.core(self.child.pid, named, self.core)
-        self.shm_seen |= shm.held([member.pid for member in open_ones]) - self.shm_before
+        self._look_at_shm(open_ones)
         return found
+
+    def _look_at_shm(self, members: Sequence[Process]) -> None:
+        """The maps of an engine have thousands of lines: they are read when its processes have changed, or
+        the names that are there."""
+        seen = (frozenset(member.pid for member in members), shm.names())
+        if seen != self._shm_looked:
+            self.shm_seen |= shm.held(seen[0]) - self.shm_before
+            self._shm_looked = seen
 
     def attend(self) -> None:
         """Have the end of each process of the core told the moment it happens: until the gate is closed,
