@@ -38,6 +38,7 @@ class Script:
         self.folder, self.repo, self.log = folder, repo, log
         self.lock = threading.Lock()
         self.faults: list[dict[str, Any]] = []
+        self.number = 0  # of the list of faults: an answer that ends late is still of the list it began under
         self.cdn_port = self.api_port = 0
         self.token: str | None = None
         self.xet = False
@@ -127,6 +128,7 @@ class Answer(BaseHTTPRequestHandler):
         data = json.loads(self.rfile.read(length))
         with self.script.lock:
             self.script.faults = data.get("faults", [])
+            self.script.number += 1
             self.script.token = data.get("token")
             self.script.xet = data.get("xet", False)
             self.script.commit = data.get("commit", self.script.commit)
@@ -253,6 +255,7 @@ class Answer(BaseHTTPRequestHandler):
         if self._play(fault):
             return
         do: str = fault["do"] if fault else ""
+        number = script.number
         path = script.folder / name
         size = path.stat().st_size
         first = 0
@@ -273,8 +276,8 @@ class Answer(BaseHTTPRequestHandler):
             sent = self._send(path, first, size, fault)
         finally:
             script.note(
-                host=self.host, method="GET", path=name, status=206 if first else 200, first=first,
-                sent=sent or getattr(self, "sent", 0), token=self._token(), at=time.monotonic(),
+                script=number, host=self.host, method="GET", path=name, status=206 if first else 200,
+                first=first, sent=sent or getattr(self, "sent", 0), token=self._token(), at=time.monotonic(),
             )  # fmt: skip
 
     def _send(self, path: Path, first: int, size: int, fault: dict[str, Any] | None) -> int:
