@@ -37,9 +37,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Rooms:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest come first, or they would be waited for at the end."""
+    """The longest come first, or they would be waited for at the end; of those on the real engine the faults
+    come last, when the other workers are through: their limits are a machine's that does nothing else."""
     order = {"e2e": 0, "weights": 1, "daemon": 1, "build": 2, "env": 2, "core": 4}
-    items.sort(key=lambda item: order.get(item.path.parent.name, 3))
+    items.sort(key=lambda item: (order.get(item.path.parent.name, 3), "fault" in item.path.name))
 
 
 @pytest.fixture(scope="session")

@@ -184,6 +184,10 @@ class House:
 
     def engine_processes(self) -> list[int]:
         """Living processes with the mark of a run of this house."""
+        return self._living(b"BWD_RUN_ID=")
+
+    def _living(self, mark: bytes = b"") -> list[int]:
+        """Living processes with this house's state folder, and `mark`, in their environment."""
         found = []
         for name in os.listdir("/proc"):
             if not name.isdigit():
@@ -191,7 +195,7 @@ class House:
             with contextlib.suppress(OSError):
                 stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
                 environ = Path(f"/proc/{name}/environ").read_bytes()
-                mine = f"BWD_STATE_DIR={self.state}".encode() in environ and b"BWD_RUN_ID=" in environ
+                mine = f"BWD_STATE_DIR={self.state}".encode() in environ and mark in environ
                 if stat[0] != "Z" and mine:
                     found.append(int(name))
         return found
@@ -207,6 +211,9 @@ class House:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-        for pid in self.engine_processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + 10  # until they are gone: one that dies slowly still writes into the folder
+        while (left := self._living()) and time.monotonic() < end:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
