@@ -229,11 +229,11 @@ class EngineRun:
         self._look_at_shm(open_ones)
         return found
 
-    def _look_at_shm(self, members: Sequence[Process]) -> None:
-        """The maps of an engine have thousands of lines: they are read when its processes have changed, or
-        the names that are there."""
-        seen = (frozenset(member.pid for member in members), shm.names())
-        if seen != self._shm_looked:
+    def _look_at_shm(self, found: Sequence[Process]) -> None:
+        """The maps of an engine have thousands of lines: while it serves they are read when its processes
+        have changed, or the names that are there; at its start and before its end, at every look."""
+        seen = (frozenset(member.pid for member in found), shm.names())
+        if seen != self._shm_looked or self.phase() not in SERVES:
             self.shm_seen |= shm.held(seen[0]) - self.shm_before
             self._shm_looked = seen
 
