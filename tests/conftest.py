@@ -7,6 +7,7 @@ program that it starts; the tests that press Ctrl-C mean a person's terminal.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -52,3 +53,14 @@ def engine_python() -> Path:
         subprocess.run([str(ROOT / "pixiw"), "install", "-e", "cpu"], cwd=ROOT, check=True)
     places = (named, ROOT / ".pixi/envs/cpu/bin/python", ROOT / ".venv/cpu/bin/python")
     return next(Path(place) for place in places if place and os.access(place, os.X_OK))
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CUDA driver and NCCL that are played, with no card (tests/fakes/cuda.c)."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler: the played driver cannot be built")
+    made = tmp_path_factory.mktemp("fake") / "libfake.so"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", made, ROOT / "tests/fakes/cuda.c"], check=True)
+    return made

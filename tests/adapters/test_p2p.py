@@ -4,8 +4,6 @@ hang, crash or chatter."""
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,22 +17,11 @@ from bwd.core.checks import Outcome, Verdict
 from bwd.core.p2p import Limits, Step
 from tests.core.plan_support import card, env, machine
 
-FAKE = Path(__file__).parents[1] / "fakes" / "cuda.c"
 CARDS = (card(0), card(1))
 HOST = machine(*CARDS)
 USUAL = Limits()
 SOON = Limits(start=60.0, silence=1.0, whole=90.0)
 """For a fault that falls silent; what talks gets the product's own limits, so that a busy machine is none."""
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler: the played driver cannot be built")
-    made = tmp_path_factory.mktemp("fake") / "libfake.so"
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", made, FAKE], check=True)
-    return made
 
 
 def step(name: str) -> Step:

@@ -4,8 +4,6 @@ its verdict."""
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,16 +13,6 @@ import pytest
 from tests.commands.conftest import Installation, Make
 
 FAKES = Path(__file__).parents[1] / "fakes"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler: the played driver cannot be built")
-    made = tmp_path_factory.mktemp("fake") / "libfake.so"
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", made, FAKES / "cuda.c"], check=True)
-    return made
 
 
 @pytest.fixture
