@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bwd.core import affinity, plan_cpu, plan_cuda, plan_devices, plan_extra, plan_memory, plan_rules
+from bwd.core import (
+    affinity,
+    plan_cpu,
+    plan_cuda,
+    plan_devices,
+    plan_extra,
+    plan_graphs,
+    plan_memory,
+    plan_rules,
+)
 from bwd.core.engine_choice import EngineChoice, choose, model_id
 from bwd.core.host import Gpu, HostFacts, format_cpus
 from bwd.core.model import ModelFacts, is_r1_name
@@ -221,6 +230,7 @@ def _cuda_length(
     rung: int,
 ) -> int | None:
     plan_cuda.write(draft, settings, host, where, devices, rung)
+    plan_graphs.write(draft, settings, devices.gpus)
     _old_driver(draft, settings, host)
     estimate = None
     if model is not None:
@@ -296,7 +306,7 @@ def _finish(
         argv += ["taskset", "-c", format_cpus(cpus)]
     argv += [where.python, "-m", ENTRY_POINT]
     for flag, value in draft.flags.items():
-        argv += [flag] if value is None else [flag, value]
+        argv += [flag] if value is None else [flag, *(value.split() if flag == plan_graphs.FLAG else [value])]
     argv += extra
     stale = (f"{where.cache}/vllm/gpu_p2p_access_cache_for_*.json",) if choice.engine == "cuda" else ()
     return LaunchPlan(

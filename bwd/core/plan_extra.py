@@ -19,8 +19,10 @@ def merge_args(draft: Draft, settings: Settings, *, multicast_off: bool) -> tupl
     --compilation-config become one JSON value: vLLM lets a dotted part replace the whole JSON form
     (utils/argparse_utils.py), which would silently drop what the plan has in it."""
     where, origin = where_of(settings, "EXTRA_VLLM_ARGS"), origin_of(settings, "EXTRA_VLLM_ARGS")
+    config, bad = compilation(settings.extra_vllm_args)
+    for text in bad:
+        draft.problem("EXTRA_VLLM_ARGS", where, f"{text} is not JSON", '{"mode": 3}')
     kept: list[str] = []
-    compilation: dict[str, Any] = {}
     words = list(settings.extra_vllm_args)
     while words:
         word = words.pop(0)
@@ -29,16 +31,14 @@ def merge_args(draft: Draft, settings: Settings, *, multicast_off: bool) -> tupl
             kept.append(word)
             continue
         if flag.split(".")[0] == "--compilation-config":
-            text = _value(words, value)
-            if not _into(compilation, flag, text):
-                draft.problem("EXTRA_VLLM_ARGS", where, f"{flag} {text} is not JSON", '{"mode": 3}')
+            _value(words, value)
             continue
         draft.drop("--" + flag.removeprefix("--no-") if flag.startswith("--no-") else flag)
         kept.append(word)
     if multicast_off:
-        _without_multicast(draft, compilation, where)
-    if compilation:
-        text = json.dumps(compilation, sort_keys=True, separators=(",", ":"))
+        _without_multicast(draft, config, where)
+    if config:
+        text = json.dumps(config, sort_keys=True, separators=(",", ":"))
         reason = "FlashInfer's fused all-reduce creates multicast objects whatever NCCL_NVLS_ENABLE says"
         draft.flag(
             "--compilation-config",
@@ -49,6 +49,21 @@ def merge_args(draft: Draft, settings: Settings, *, multicast_off: bool) -> tupl
     if kept:
         draft.fact("EXTRA_VLLM_ARGS", " ".join(kept), "passed to vLLM as given", origin)
     return tuple(kept)
+
+
+def compilation(args: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What all spellings of --compilation-config among these arguments come to together, and those that are
+    not JSON."""
+    config: dict[str, Any] = {}
+    bad: list[str] = []
+    words = list(args)
+    while words:
+        flag, value = _split(words.pop(0))
+        if flag is not None and flag.split(".")[0] == "--compilation-config":
+            text = _value(words, value)
+            if not _into(config, flag, text):
+                bad.append(f"{flag} {text}")
+    return config, tuple(bad)
 
 
 def _split(word: str) -> tuple[str | None, str | None]:
@@ -133,3 +148,19 @@ def merge_env(draft: Draft, settings: Settings, *, multicast_off: bool) -> None:
 def has_flag(args: Sequence[str], name: str) -> bool:
     """Whether EXTRA_VLLM_ARGS holds this flag, in any spelling."""
     return any(_split(arg)[0] == name for arg in args)
+
+
+def heads(args: Sequence[str]) -> frozenset[str]:
+    """The flags that these arguments set, as a whole or a dotted part of."""
+    return frozenset(flag.split(".")[0] for flag, _ in map(_split, args) if flag is not None)
+
+
+def value_of(args: Sequence[str], name: str) -> str:
+    """The value that EXTRA_VLLM_ARGS gives this flag, the last one counting; "" when it is not there."""
+    found = ""
+    words = list(args)
+    while words:
+        flag, value = _split(words.pop(0))
+        if flag == name:
+            found = _value(words, value)
+    return found
