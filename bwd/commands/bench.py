@@ -25,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     size = serve.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="short lengths, one round: default on CPU")
     size.add_argument("--full", action="store_true", help="the full lengths on a CPU engine too")
+    serve.add_argument("--rounds", type=int, metavar="N", help="at most N requests for each stream of a load")
     serve.add_argument("--minutes", type=float, default=20.0, metavar="N", help="stop after about N (20)")
     serve.add_argument("--out", metavar="DIR", help="the report's folder (default: one in the state folder)")
     serve.add_argument("--json", action="store_true", help="the report as data on standard output")

@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     loads = _named(args.load)
     if args.minutes <= 0:
         raise BwdError("--minutes has to be more than 0", exit_code=ExitCode.USAGE)
+    if args.rounds is not None and args.rounds < 1:
+        raise BwdError("--rounds has to be 1 or more", exit_code=ExitCode.USAGE)
     paths = bwd_paths.find(os.environ)
     target = bench_target.find(paths)
     began = time.time()
@@ -43,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     quick = args.quick or (target.engine == "cpu" and not args.full)
     trial = Trial(target, folder, args.seed if args.seed is not None else int(began), args.minutes * 60)
     speed = _bandwidth(args.bandwidth, target)
-    rows, interrupted = _measured(trial, [bench.quick(load) if quick else load for load in loads], speed)
+    asked = [bench.rounds(bench.quick(load) if quick else load, args.rounds) for load in loads]
+    rows, interrupted = _measured(trial, asked, speed)
     moved = trial.moved
     report = Report(
         at=time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(began)),
@@ -232,6 +235,7 @@ def _folder(out: str | None, target: Target, began: float) -> Path:
 
 def _again(args: argparse.Namespace, quick: bool) -> str:
     size = ["--quick"] if quick else ["--full"] if args.full else []
+    size += ["--rounds", str(args.rounds)] if args.rounds is not None else []
     return " ".join(["bwd bench serve", *args.load, *size])
 
 

@@ -94,6 +94,13 @@ def quick(workload: Workload) -> Workload:
     )
 
 
+def rounds(workload: Workload, most: int | None) -> Workload:
+    """The workload with at most so many requests for each stream, of the same lengths; None: as it is."""
+    if most is None:
+        return workload
+    return replace(workload, prompts=min(workload.prompts, max(workload.prefixes, workload.streams * most)))
+
+
 def fit(workload: Workload, max_model_len: int | None) -> Workload | None:
     """The workload with lengths that an engine of this max_model_len takes, None when it is too short for
     any. A prompt is cut before an output; a shared prefix keeps its share of the prompt."""
