@@ -104,7 +104,7 @@ def _prepare(paths: Paths, args: argparse.Namespace) -> Work:
         raise BwdError(f"{what} is not here yet", hint="`bwd serve` brings it; then tune")
     own = _engine_pids(paths)
     plan = draft.plan(paths, settings, host, own)
-    candidates, left = tune.candidates(settings, host, plan.to_dict())
+    candidates, left = tune.candidates(settings, host, plan.to_dict(), draft.facts)
     if args.only:
         known = {one.name: one for one in candidates}
         unknown = [name for name in args.only if name not in known]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from bwd.core.host import HostFacts, format_cpus
 from bwd.core.keys import KEYS, NCCL
+from bwd.core.model import ModelFacts
 from bwd.core.settings import Settings
 from bwd.core.settings_view import value_text
 
@@ -51,11 +52,11 @@ class Left:
 
 
 def candidates(
-    settings: Settings, host: HostFacts, plan: Mapping[str, Any]
+    settings: Settings, host: HostFacts, plan: Mapping[str, Any], model: ModelFacts | None = None
 ) -> tuple[tuple[Candidate, ...], tuple[Left, ...]]:
-    """What to try beside `plan` (LaunchPlan.to_dict of the settings as they are), the likeliest gain
-    first and the lossy last; and what is left out because a line of `.env` decides it."""
-    offered = _on_cpu(host, plan) if plan.get("engine") == "cpu" else _on_cards(host, plan)
+    """What to try beside `plan` (LaunchPlan.to_dict of the settings as they are) for `model`, the
+    likeliest gain first and the lossy last; and what is left out because a line of `.env` decides it."""
+    offered = _on_cpu(host, plan) if plan.get("engine") == "cpu" else _on_cards(host, plan, model)
     tried: list[Candidate] = []
     left: list[Left] = []
     for one in offered:
@@ -80,29 +81,62 @@ def _held(settings: Settings, one: Candidate) -> str:
     return ""
 
 
-_NGRAM: Final = Candidate(
-    "ngram",
-    "guesses the next tokens from those before, and checks them: text that repeats itself comes faster",
-    flags=(
-        "--speculative-config.method=ngram",
-        "--speculative-config.num_speculative_tokens=4",
-        "--speculative-config.prompt_lookup_max=4",
-    ),
-    speculative=True,
-)
+_GUESSES: Final = "guesses the next tokens from those before, and checks them"
+
+
+def _ngram(
+    method: str, name: str = "ngram", keys: Mapping[str, str] | None = None, why: str = ""
+) -> Candidate:
+    return Candidate(
+        name,
+        why or f"{_GUESSES}: text that repeats itself comes faster",
+        keys=keys or {},
+        flags=(
+            f"--speculative-config.method={method}",
+            "--speculative-config.num_speculative_tokens=4",
+            "--speculative-config.prompt_lookup_max=4",
+        ),
+        speculative=True,
+    )
 
 
 def _batched(tokens: int, why: str) -> Candidate:
     return Candidate(f"batched-tokens-{tokens}", why, flags=(f"--max-num-batched-tokens={tokens}",))
 
 
-def _on_cards(host: HostFacts, plan: Mapping[str, Any]) -> Iterator[Candidate]:
+def _ngram_on_cards(backend: str) -> Iterator[Candidate]:
+    """vLLM 0.32.0 looks n-grams up on the card with both methods (v1/worker/gpu/spec_decode/__init__.py:79),
+    and switches asynchronous scheduling off for "ngram" (config/vllm.py:1598). FlashInfer without NVIDIA's
+    cubins has no whole graphs for steps of several tokens (v1/attention/backends/flashinfer.py:1080)."""
+    yield _ngram("ngram_gpu")
+    if backend != "TRITON_ATTN":
+        why = f"{_GUESSES}; with the backend that has whole graphs for steps of several tokens"
+        yield _ngram("ngram_gpu", "ngram-TRITON_ATTN", {"ATTENTION_BACKEND": "TRITON_ATTN"}, why)
+
+
+_FOUR_BITS: Final = frozenset({"awq", "auto_awq", "gptq", "auto_gptq"})
+
+
+def _other_kernels(host: HostFacts, plan: Mapping[str, Any], model: ModelFacts | None) -> Iterator[Candidate]:
+    """On 9.0 vLLM 0.32.0 takes Machete for weights of 4 bits, on others Marlin
+    (model_executor/kernels/linear/mixed_precision/machete.py:33)."""
+    used = {gpu.capability for gpu in host.gpus if gpu.index in (plan.get("gpus") or ())}
+    if model is not None and model.bits == 4 and model.quant_method in _FOUR_BITS and used == {(9, 0)}:
+        yield Candidate(
+            "marlin",
+            "other kernels for the 4-bit layers, made for few tokens",
+            flags=("--linear-backend=marlin",),
+        )
+
+
+def _on_cards(host: HostFacts, plan: Mapping[str, Any], model: ModelFacts | None) -> Iterator[Candidate]:
     argv = [str(word) for word in plan.get("argv") or ()]
     env: Mapping[str, str] = plan.get("env") or {}
     ranks, kind = int(plan.get("tensor_parallel_size") or 1), plan.get("gpu_class")
     backend = argv[argv.index("--attention-backend") + 1] if "--attention-backend" in argv else ""
     other = "FLASHINFER" if backend == "TRITON_ATTN" else "TRITON_ATTN"
     yield Candidate(f"attention-{other}", "another attention backend", {"ATTENTION_BACKEND": other})
+    yield from _other_kernels(host, plan, model)
     if "--enforce-eager" not in argv:
         yield Candidate(
             "graphs-decode-only",
@@ -113,7 +147,7 @@ def _on_cards(host: HostFacts, plan: Mapping[str, Any]) -> Iterator[Candidate]:
         yield from _between_cards(host, env, argv, str(kind))
     yield _batched(4096, "shorter steps: prompts of some hold up the tokens of others less")
     yield _batched(16384, "longer steps: fewer of them for long prompts")
-    yield _NGRAM
+    yield from _ngram_on_cards(backend)
     if str(plan.get("cpus") or "") == "":
         yield Candidate("affinity", "the engine on the L3 domains near the cards", {"CPU_AFFINITY": "auto"})
     yield Candidate("kv-fp8", "half the KV cache traffic, in 8 bits", {"KV_CACHE_DTYPE": "fp8"}, lossy=True)
@@ -137,7 +171,7 @@ def _between_cards(
 
 def _on_cpu(host: HostFacts, plan: Mapping[str, Any]) -> Iterator[Candidate]:
     yield _batched(512, "shorter steps: prompts of some hold up the tokens of others less")
-    yield _NGRAM
+    yield _ngram("ngram")
     if "--enforce-eager" in (plan.get("argv") or ()):
         yield Candidate(
             "compiled",

@@ -20,7 +20,7 @@ from tests.hosts import tree
 
 def offered(made: settings.Settings, host: Any, model: Any, **more: Any) -> dict[str, Candidate]:
     plan = make_plan(made, host, model, WHERE, **more).to_dict()
-    return {one.name: one for one in tune.candidates(made, host, plan)[0]}
+    return {one.name: one for one in tune.candidates(made, host, plan, model)[0]}
 
 
 def h200s(tmp_path: Path, **environ: str) -> Any:
@@ -30,8 +30,8 @@ def h200s(tmp_path: Path, **environ: str) -> Any:
 def test_nvlink_cards_are_offered_what_they_have(tmp_path: Path) -> None:
     names = list(offered(env("", "h200x2"), h200s(tmp_path), r1()))
     assert names == [
-        "attention-TRITON_ATTN", "graphs-decode-only", "all-reduce-nccl", "p2p-off", "batched-tokens-4096",
-        "batched-tokens-16384", "ngram", "affinity", "kv-fp8",
+        "attention-TRITON_ATTN", "marlin", "graphs-decode-only", "all-reduce-nccl", "p2p-off",
+        "batched-tokens-4096", "batched-tokens-16384", "ngram", "ngram-TRITON_ATTN", "affinity", "kv-fp8",
     ]  # fmt: skip
 
 
@@ -69,6 +69,39 @@ def test_one_l3_domain_leaves_no_affinity_to_choose() -> None:
     assert "affinity" not in offered(env("", "cpu"), host, demo())
 
 
+def test_other_kernels_are_offered_where_vllm_would_take_machete(tmp_path: Path) -> None:
+    host = h200s(tmp_path)
+    assert offered(env("", "h200x2"), host, r1())["marlin"].flags == ("--linear-backend=marlin",)
+    # a model that is not quantised has no such layers, and another generation runs Marlin by itself
+    assert "marlin" not in offered(env("", "h200x2"), host, demo())
+    assert "marlin" not in offered(env("", "rtx5090x2"), machine(card(0), card(1)), r1())
+    assert "marlin" not in offered(env("", "cpu"), machine(), demo())
+
+
+def test_other_kernels_travel_in_a_profile(tmp_path: Path) -> None:
+    made, host = env("", "h200x2"), h200s(tmp_path)
+    one = offered(made, host, r1())["marlin"]
+    text = "\n".join(tune.lines(made, one, {"PROFILE": "none"}))
+    argv = make_plan(settings.resolve({}, dotenv.parse(text.encode(), "t")), host, r1(), WHERE).argv
+    assert "--linear-backend=marlin" in argv
+
+
+def test_cards_guess_on_the_card_and_a_cpu_on_the_host(tmp_path: Path) -> None:
+    cards = offered(env("", "h200x2"), h200s(tmp_path), demo())
+    assert "--speculative-config.method=ngram_gpu" in cards["ngram"].flags
+    both = cards["ngram-TRITON_ATTN"]
+    assert (both.flags, both.keys) == (cards["ngram"].flags, {"ATTENTION_BACKEND": "TRITON_ATTN"})
+    assert both.speculative
+    assert "--speculative-config.method=ngram" in offered(env("", "cpu"), machine(), demo())["ngram"].flags
+
+
+def test_a_backend_that_is_set_is_not_changed_for_guessing(tmp_path: Path) -> None:
+    made, host = env("ATTENTION_BACKEND=FLASHINFER\n", "h200x2"), h200s(tmp_path)
+    tried, left = tune.candidates(made, host, make_plan(made, host, r1(), WHERE).to_dict(), r1())
+    assert "ngram" in {one.name for one in tried}
+    assert "ngram-TRITON_ATTN" in {one.name for one in left}
+
+
 def test_the_lossy_one_comes_last_and_says_so(tmp_path: Path) -> None:
     found = list(offered(env("", "h200x2"), h200s(tmp_path), r1()).values())
     assert [one.name for one in found if one.lossy] == [found[-1].name] == ["kv-fp8"]
@@ -77,7 +110,7 @@ def test_the_lossy_one_comes_last_and_says_so(tmp_path: Path) -> None:
 def test_a_line_of_the_env_file_is_left_alone(tmp_path: Path) -> None:
     made, host = env("ATTENTION_BACKEND=FLASHINFER\nEXTRA_VLLM_ARGS=--seed 1\n", "h200x2"), h200s(tmp_path)
     plan = make_plan(made, host, r1(), WHERE).to_dict()
-    tried, left = tune.candidates(made, host, plan)
+    tried, left = tune.candidates(made, host, plan, r1())
     assert [one.name for one in tried] == ["p2p-off", "affinity", "kv-fp8"]
     assert {one.name: one.why for one in left}["ngram"] == (
         "EXTRA_VLLM_ARGS is set in .env:2, which comes before a profile"
