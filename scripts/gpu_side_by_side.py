@@ -296,6 +296,10 @@ def _run(
     end = time.monotonic() + args.total_minutes * 60
     walls: list[float] = []
     bad = False
+    measured = [read(out / one.name) for one in known if (out / one.name / "report.json").is_file()]
+    args.bandwidth = args.bandwidth or max(
+        ((one.bandwidth.bytes_per_s or 0) / 1e9 for one in measured), default=0
+    )
     for variant, loads in todo:
         folder = out / variant.name
         if not (folder / "report.json").is_file():

@@ -203,6 +203,7 @@ def _with_the_engine_lent(
             _stop_engine(work.paths)
         return _try_all(work, bench, tried, aim)
     finally:
+        bench.close()
         _say("putting things back; a Ctrl-C leaves that to the background")
         _say(restorer.release())
 

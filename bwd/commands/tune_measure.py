@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class Bench:
     start_s: float
     check: bool = True
     base: tuple[tuple[Answer, ...], ...] = ()
+    _load: Load | None = field(default=None, init=False)
+    _loads_with: object = field(default=None, init=False)
 
     def try_one(self, lines: Sequence[str], candidate: Candidate | None, rung: int) -> Tried:
         """Start, compare, measure, end; what came of it, whatever that is. Raises NoTime."""
@@ -112,24 +114,38 @@ class Bench:
 
     def _speeds(self, target: Target, candidate: Candidate | None) -> dict[str, float]:
         found: dict[str, float] = {}
-        with Load(target.python, target.environ, log=self.log) as load:
-            self.tell("  loading vLLM's load generator")
-            load.start()
-            warm = bench.fit(bench.WARM_UP, target.max_model_len)
-            if warm is not None:
-                self._send(load, target, warm, 0)
-            for number, asked in enumerate(of_candidate(self.loads, candidate), 1):
-                workload = bench.fit(asked, target.max_model_len)
-                if workload is None:
-                    continue
-                measured = self._send(load, target, workload, number)
-                if not measured.right:
-                    trouble = "; ".join(measured.errors) or f"{measured.completed} answers"
-                    raise LoadError(f"{workload.name}: {measured.failed} requests failed: {trouble}")
-                speed = measured.decode_tokens_per_s or measured.tokens_per_s
-                found[asked.name] = round(speed, 2)
-                self.tell(f"  {asked.label or asked.name}: {speed:.1f} tokens/s")
+        load = self._generator(target)
+        warm = bench.fit(bench.WARM_UP, target.max_model_len)
+        if warm is not None:
+            self._send(load, target, warm, 0)
+        for number, asked in enumerate(of_candidate(self.loads, candidate), 1):
+            workload = bench.fit(asked, target.max_model_len)
+            if workload is None:
+                continue
+            measured = self._send(load, target, workload, number)
+            if not measured.right:
+                trouble = "; ".join(measured.errors) or f"{measured.completed} answers"
+                raise LoadError(f"{workload.name}: {measured.failed} requests failed: {trouble}")
+            speed = measured.decode_tokens_per_s or measured.tokens_per_s
+            found[asked.name] = round(speed, 2)
+            self.tell(f"  {asked.label or asked.name}: {speed:.1f} tokens/s")
         return found
+
+    def _generator(self, target: Target) -> Load:
+        """The load generator, kept from plan to plan: its imports take longer than a small model's loads."""
+        wanted = (target.python, target.environ)
+        if self._load is None or self._loads_with != wanted:
+            self.close()
+            self.tell("  loading vLLM's load generator")
+            self._load, self._loads_with = Load(target.python, target.environ, log=self.log), wanted
+        self._load.start()
+        return self._load
+
+    def close(self) -> None:
+        """End the load generator."""
+        load, self._load = self._load, None
+        if load is not None:
+            load.close()
 
     def _send(self, load: Load, target: Target, workload: Workload, seed: int) -> bench.Measured:
         """Each load of one engine has other prompts (its prefix cache answers known ones), the same ones as

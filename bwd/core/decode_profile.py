@@ -27,7 +27,7 @@ _KINDS: Final = (
     (
         "attention",
         r"attention|flashinfer.*(?:decode|prefill)|batch(?:decode|prefill)|fmha|xqa|mha|merge_states"
-        r"|reduce_segments|reshape_and_cache|append_paged|paged_kv|mla_|sdpa",
+        r"|reduce_segments|kv_cache|reshape_and_cache|append_paged|paged_kv|mla_|sdpa",
     ),
     ("quantised matrix products", r"machete|marlin|awq|gptq|humming|exllama|w4a16|wna16|mixed_gemm"),
     (
@@ -98,6 +98,7 @@ class _Span:
     name: str
     begin: float
     end: float
+    first: bool = True  # of the pieces of an operator
 
 
 def read(events: Iterable[Mapping[str, Any]]) -> Steps:
@@ -138,20 +139,25 @@ def _alone(spans: list[_Span]) -> list[_Span]:
     """Operators of one thread without the time of those inside them: pieces of spans, in order."""
     found: list[_Span] = []
     stack: list[_Span] = []
+    told: set[int] = set()
     at = 0.0
+
+    def piece(of: _Span, end: float) -> None:
+        found.append(_Span(of.name, at, end, id(of) not in told))
+        told.add(id(of))
 
     def close(until: float) -> None:
         nonlocal at
         while stack and stack[-1].end <= until:
             top = stack.pop()
             if top.end > at:
-                found.append(_Span(top.name, at, top.end))
+                piece(top, top.end)
                 at = top.end
 
     for span in sorted(spans, key=lambda one: (one.begin, -one.end)):
         close(span.begin)
         if stack and span.begin > at:
-            found.append(_Span(stack[-1].name, at, span.begin))
+            piece(stack[-1], span.begin)
         at = max(at, span.begin)
         stack.append(span)
     close(float("inf"))
@@ -185,7 +191,7 @@ def _measured(marks: list[tuple[_Span, int]], work: list[_Span], on_card: bool) 
             span = work[at]
             at += 1
             times[span.name] = times.get(span.name, 0.0) + span.end - span.begin
-            counts[span.name] = counts.get(span.name, 0) + 1
+            counts[span.name] = counts.get(span.name, 0) + span.first
             busy += max(0.0, min(span.end, end) - max(span.begin, reached))
             reached = max(reached, span.end)
     lengths = [end - begin for begin, end, _ in windows]

@@ -86,6 +86,7 @@ def test_operators_of_a_host_count_without_those_inside_them() -> None:
         ]
     found = decode_profile.read(events)
     assert not found.on_card
+    assert {part.name: part.count for part in found.kernels}["aten::linear"] == 1
     assert us(found) == {"norm and activation": 10, "dense matrix products": 45, "copies": 5, GAP: 40}
 
 
