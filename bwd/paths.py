@@ -94,6 +94,10 @@ class Paths:
         return self.run / "engine.sock"
 
     @property
+    def rehearsal_socket(self) -> Path:
+        return self.run / "rehearsal.sock"
+
+    @property
     def lock(self) -> Path:
         return self.state / "bwd.lock"
 

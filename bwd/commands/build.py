@@ -10,14 +10,17 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from bwd import paths as bwd_paths
 from bwd.adapters import environments, nvml, settings_file
 from bwd.build import engine, inspect, kernels, model_kernels, steps, toolkit, wheel
+from bwd.commands import build_rehearse
 from bwd.core import build as core
 from bwd.core.bundle import SOURCES
 from bwd.core.exit_codes import ExitCode
+from bwd.core.nvml_facts import NvmlFacts
 from bwd.core.problem import Problem
 from bwd.core.settings import Settings
 from bwd.errors import BwdError, SettingsError
@@ -48,6 +51,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="CONFIG",
         help="only compile FlashInfer's kernels for the model (or for the config.json CONFIG)",
     )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="only start the engine of .env once with made-up weights, so that a start finds its caches full",
+    )
+    parser.add_argument("--no-rehearse", action="store_true", help="leave that out after a build")
     parser.add_argument("--export", type=Path, metavar="DIR", help="copy the wheel for these settings to DIR")
     parser.add_argument(
         "--import", dest="import_", type=Path, metavar="WHEEL", help="take a wheel that another machine built"
@@ -64,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     paths = bwd_paths.find(os.environ).make()
     settings = settings_file.load(paths, os.environ)
     say = _Screen(quiet=args.json)
+    if args.rehearse:
+        return _rehearse(args, paths, settings, say)
     env = environments.engine_env("cuda", paths, settings)
     if args.clean:
         return _clean(paths, env, say)
@@ -76,8 +87,7 @@ def run(args: argparse.Namespace) -> int:
         return _report(args, env, paths)
     around = env.apply(os.environ)
     found = engine.look(env.python, around)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    _interruptible()
     if warning := engine.check_torch(found, env.own, paths.root):
         say(f"note: {warning}")
     spec = _spec(args, paths, settings, found)
@@ -99,7 +109,25 @@ def run(args: argparse.Namespace) -> int:
     wheel.install(kept.wheel, found.site_packages)
     say(f"installed vLLM {kept.info.get('vllm')} into the {'own' if env.own else 'cuda'} environment")
     _kernels("", spec, paths, settings, around, say, needed=False)
+    if not args.no_rehearse and _has(nvml.read(), spec.archs):
+        try:
+            build_rehearse.rehearse(paths, settings, say)
+        except BwdError as error:
+            say(f"note: the first start will compile more, it was not rehearsed: {error}")
     return _report(args, env, paths)
+
+
+def _rehearse(args: argparse.Namespace, paths: Paths, settings: Settings, say: _Screen) -> int:
+    _interruptible()
+    done = build_rehearse.rehearse(paths, settings, say)
+    if args.json:
+        print(json.dumps({"schema": 1, "rehearsal": asdict(done)}, indent=2))
+    return ExitCode.OK
+
+
+def _has(cards: NvmlFacts, archs: tuple[str, ...]) -> bool:
+    """Whether this machine has a card that such a build is for."""
+    return bool(cards.gpus) and set(core.arch_of(card.capability for card in cards.gpus)) <= set(archs)
 
 
 def _kernels(
@@ -133,6 +161,11 @@ def _kernels(
         if needed:
             raise
         say(f"note: {error}")
+
+
+def _interruptible() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -255,7 +288,7 @@ class _Screen:
         if self._quiet:
             return
         minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
-        passing = self._live and text.startswith(("built ", "fetching ", "compiled "))
+        passing = self._live and text.startswith(("built ", "fetching ", "compiled ", "rehearsing "))
         end = "" if passing else "\n"
         start = "\r\x1b[2K" if self._live else ""
         print(f"{start}build {minutes:02d}:{seconds:02d}  {text}", end=end, file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bwd.adapters import environments, model_folder, p2p, run_file, weights
 from bwd.adapters.environments import EngineEnv
@@ -43,14 +43,19 @@ class Draft:
         )
 
 
-def look(paths: Paths, settings: Settings, choice: EngineChoice) -> Draft:
-    """Look for environment and weights. Raises ValueError for a config.json that is no model's."""
+def look(paths: Paths, settings: Settings, choice: EngineChoice, *, on_its_way: bool = False) -> Draft:
+    """Look for environment and weights; `on_its_way` takes a model whose weights are still being fetched for
+    one that is here, as the plan will be when they are. Raises ValueError for a config.json that is no
+    model's."""
     env = environments.engine_env(choice.engine, paths, settings)
     named = model_id(settings.model, choice.engine)
-    folder = weights.present(paths, named, settings.model_revision)
+    find = weights.with_small_files if on_its_way else weights.present
+    folder = find(paths, named, settings.model_revision)
     facts = None
     if folder is not None and (folder / "config.json").is_file():
         facts = model_folder.read(folder, named)
+        if (due := weights.bytes_due(folder)) is not None:
+            facts = replace(facts, weight_bytes=due)
     python = env.python if env is not None else environments.places(choice.engine, paths)[-1] / "bin/python"
     where = PlanPaths(
         python=str(python),

@@ -20,7 +20,7 @@ _STEPS = ((8, 8), (32, 16), (128, 32), (512, 64))
 to 512. A batch is padded to the next size, so with these it computes at most 31 tokens too many up to 512."""
 
 # Who sets one of these has an opinion on the sizes, or needs vLLM's own: it refuses a compile size that a
-# graph would pad, and speculative decoding wants multiples of its draft, reckoned from more than is known here.
+# graph would pad, and speculative decoding wants multiples of its draft.
 _FLAGS = frozenset(
     {FLAG, "--max-cudagraph-capture-size", "--performance-mode", "--speculative-config", "--enforce-eager"}
 )
