@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -370,4 +371,6 @@ def write_page(out: Path, base: str, known: Sequence[Variant] = VARIANTS) -> Non
 
 
 if __name__ == "__main__":
+    # whoever ends this with a signal must not leave an engine behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

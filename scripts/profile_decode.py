@@ -5,10 +5,9 @@
 
 The engine has to be started with a profiler: a line of .env for that,
 
-    EXTRA_VLLM_ARGS='--profiler-config.profiler=torch --profiler-config.torch_profiler_dir=/DIR/traces
-                     --profiler-config.torch_profiler_with_stack=false --profiler-config.ignore_frontend=true'
+    EXTRA_VLLM_ARGS='--profiler-config.profiler=torch --profiler-config.torch_profiler_dir=/DIR/traces ...'
 
-(`--lines DIR` prints it). One stream is begun, the profiler is started when it decodes and ended after some
+(`--lines DIR` prints it whole). One stream is begun, the profiler is started when it decodes and ended after some
 steps; then each rank writes its trace. The profiler slows the host down, hardly the card: what counts are the
 shares. `--streams N` holds N streams.
 """
@@ -148,7 +147,9 @@ def lines_for(folder: Path) -> str:
     """The line of .env for an engine that writes its traces into `folder`."""
     flags = (
         "--profiler-config.profiler=torch", f"--profiler-config.torch_profiler_dir={folder}",
-        "--profiler-config.torch_profiler_with_stack=false", "--profiler-config.ignore_frontend=true",
+        "--profiler-config.torch_profiler_with_stack=false",
+        "--profiler-config.torch_profiler_dump_cuda_time_total=false",
+        "--profiler-config.ignore_frontend=true",
     )  # fmt: skip
     return f"EXTRA_VLLM_ARGS='{' '.join(flags)}'"
 
