@@ -8,8 +8,8 @@ The engine has to be started with a profiler: a line of .env for that,
     EXTRA_VLLM_ARGS='--profiler-config.profiler=torch --profiler-config.torch_profiler_dir=/DIR/traces ...'
 
 (`--lines DIR` prints it whole). One stream is begun, the profiler is started when it decodes and ended after
-some steps; then each rank writes its trace. The profiler slows the host down, hardly the card: what counts are
-the shares. `--streams N` holds N streams.
+some steps; then each rank writes its trace. The profiler slows the host down, hardly the card: what counts
+are the shares. `--streams N` holds N streams.
 """
 
 from __future__ import annotations
