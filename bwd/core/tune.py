@@ -110,7 +110,8 @@ def _ngram_on_cards(backend: str) -> Iterator[Candidate]:
     and switches asynchronous scheduling off for "ngram" (config/vllm.py:1598). FlashInfer without NVIDIA's
     cubins has no whole graphs for steps of several tokens (v1/attention/backends/flashinfer.py:1080). There
     every step verifies four guesses, whether something was found or not, so one equal token is enough: 1.78
-    tokens a step against 1.49 with four (the tuning's prompts, demo model, greedy, 192 tokens each)."""
+    tokens a step against 1.49 with four, counted on 192 greedy tokens of the demo model for each of the
+    prompts (2026-11-30; the count leaves out what a step costs)."""
     yield _ngram("ngram_gpu")
     if backend != "TRITON_ATTN":
         why = f"{_GUESSES}; with the backend that has whole graphs for steps of several tokens"
