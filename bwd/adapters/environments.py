@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from bwd.core.settings import Settings
 from bwd.errors import ProvisionError
@@ -176,14 +177,28 @@ async def provision(kind: str, paths: Paths, on_progress: Callable[[Step], None]
         )
 
 
-async def build(paths: Paths, on_progress: Callable[[Step], None], *, kernels: bool = False) -> None:
-    """Compile vLLM into the cuda environment (`bwd build`), or only FlashInfer's `kernels` for the model, as
-    a child. Cancelling ends it; what it has compiled is kept for the next. Raises ProvisionError with what
-    the build said last."""
-    what = "looking at FlashInfer's kernels" if kernels else "building vLLM for the cards of this machine"
-    on_progress(Step(what))
-    argv = [sys.executable, "-m", "bwd", "build", *(["--kernels"] if kernels else [])]
-    code, last = await _follow(argv, paths.root, lambda line: on_progress(_step(line)))
+_BUILDS = {
+    # the rehearsal of a start that follows at once would only hold it up
+    "vllm": ("building vLLM for the cards of this machine", "--no-rehearse"),
+    "kernels": ("looking at FlashInfer's kernels", "--kernels"),
+    "rehearsal": ("rehearsing the start with made-up weights", "--rehearse"),
+}
+
+
+async def build(
+    paths: Paths,
+    on_progress: Callable[[Step], None],
+    what: Literal["vllm", "kernels", "rehearsal"] = "vllm",
+) -> None:
+    """Compile vLLM into the cuda environment (`bwd build`), or only FlashInfer's kernels for the model, or
+    rehearse its start, as a child. Cancelling ends it; what it has compiled is kept for the next. Raises
+    ProvisionError with what the build said last."""
+    note, option = _BUILDS[what]
+    on_progress(Step(note))
+    argv = [sys.executable, "-m", "bwd", "build", option]
+    # a rehearsal that is broken off ends an engine, which gives back the memory of the cards
+    patience = 60.0 if what == "rehearsal" else _PATIENCE_S
+    code, last = await _follow(argv, paths.root, lambda line: on_progress(_step(line)), patience)
     if code != 0:
         raise ProvisionError(last.removeprefix("bwd: ") or f"the build ended with exit code {code}")
 
@@ -200,7 +215,13 @@ def _step(line: str) -> Step:
     return Step(note, int(found[1]), int(found[2]))
 
 
-async def _follow(argv: Sequence[str], cwd: Path, on_line: Callable[[str], None]) -> tuple[int, str]:
+_PATIENCE_S = 5.0
+"""Of a child that was told to end, until it is killed."""
+
+
+async def _follow(
+    argv: Sequence[str], cwd: Path, on_line: Callable[[str], None], patience: float = _PATIENCE_S
+) -> tuple[int, str]:
     """Run a child, give each line of its output to `on_line`; its exit code and its last line."""
     child = await asyncio.create_subprocess_exec(
         *argv, cwd=cwd, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -219,16 +240,16 @@ async def _follow(argv: Sequence[str], cwd: Path, on_line: Callable[[str], None]
             rest = b"" if len(rest) > 4096 else rest
         return await child.wait(), rest.decode("utf-8", "replace").strip()[-300:] or last
     except asyncio.CancelledError:
-        await _end(child)
+        await _end(child, patience)
         raise
 
 
-async def _end(child: asyncio.subprocess.Process) -> None:
+async def _end(child: asyncio.subprocess.Process, patience: float) -> None:
     """TERM first: a build then ends its compilers and keeps what they have made."""
-    for number, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _PATIENCE_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, number)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(seconds):
                 await child.wait()
                 return

@@ -24,6 +24,8 @@ def wanted(config: str, paths: Paths, settings: Settings, archs: Sequence[str]) 
     if not config:
         name = model_id(settings.model, "cuda")
         folder = weights.present(paths, name, settings.model_revision)
+        if folder is None:  # config.json is enough, and comes before the weights
+            folder = weights.with_small_files(paths, name, settings.model_revision)
         if folder is None:
             reason = f"the weights of {name} are not here yet (serve fetches them, then compiles)"
             return kernels.Wanted((kernels.Kernel("sampling"),), reason)

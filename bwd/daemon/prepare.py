@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bwd.adapters import (
     environments,
@@ -31,9 +31,11 @@ from bwd.core.model import ModelFacts
 from bwd.core.plan import LaunchPlan, PlanPaths, ladder, make_plan
 from bwd.core.problem import Problem
 from bwd.core.settings import Settings
-from bwd.daemon import cards, needs
+from bwd.daemon import cards, needs, rehearse
 from bwd.daemon.world import Launch, Model, World
 from bwd.errors import BwdError, PlanError, ProblemsError, ProvisionError, SettingsError, WeightsError
+
+One, Other = TypeVar("One"), TypeVar("Other")
 
 
 class Refused(Exception):
@@ -93,19 +95,28 @@ async def _prepare(
     choice = choose(settings.engine, host)
     world.needs = needs.of(world.paths, settings, choice)
 
+    lacking, named = "", model_id(settings.model, choice.engine)
+
     async def fetch(python: str) -> weights.ModelFolder:
         at(Prep.FETCHING)
         return await weights.prepare(settings, world.paths, python, _weights_progress(world))
 
-    if _made_by_engine(model_id(settings.model, choice.engine)):
+    async def environment(fetching: asyncio.Future[weights.ModelFolder]) -> tuple[EngineEnv, str]:
+        env = await _environment(world, choice, settings, at)
+        if choice.engine != "cuda" or own_pids() or fetching.done():
+            return env, ""  # a rehearsal needs the cards, and the time
+        at(Prep.FETCHING)
+        return env, await rehearse.beside(world, settings, named, env, fetching)
+
+    if _made_by_engine(named):
         env = await _environment(world, choice, settings, at)
         folder = await fetch(str(env.python))
     else:
         # neither needs the other: the environment is installed while the weights come
-        env, folder = await _both(_environment(world, choice, settings, at), fetch(""))
-    lacking = ""
+        fetching = asyncio.ensure_future(fetch(""))
+        (env, lacking), folder = await _both(environment(fetching), fetching)
     if choice.engine == "cuda" and not env.own:
-        lacking = await _kernels(world, at)
+        lacking = await _kernels(world, at) or lacking
         # asked anew: the toolkit that the build made is CUDA_HOME from now on
         env = environments.engine_env(choice.engine, world.paths, settings) or env
     at(Prep.CHECKING)
@@ -133,11 +144,9 @@ def _made_by_engine(model: str) -> bool:
     return model in ("demo", "demo-awq")
 
 
-async def _both(
-    env: Awaitable[EngineEnv], folder: Awaitable[weights.ModelFolder]
-) -> tuple[EngineEnv, weights.ModelFolder]:
+async def _both(one: Awaitable[One], other: Awaitable[Other]) -> tuple[One, Other]:
     """Both, side by side; when one fails the other is dropped and the failure raised."""
-    first, second = asyncio.ensure_future(env), asyncio.ensure_future(folder)
+    first, second = asyncio.ensure_future(one), asyncio.ensure_future(other)
     try:
         return await asyncio.gather(first, second)
     finally:
@@ -213,7 +222,7 @@ async def _kernels(world: World, at: Callable[[Prep], None]) -> str:
     engine has to compile them at its start: that takes minutes and is no reason not to start."""
     at(Prep.PROVISIONING)
     try:
-        await environments.build(world.paths, _steps(world, "build"), kernels=True)
+        await environments.build(world.paths, _steps(world, "build"), "kernels")
     except ProvisionError as error:
         return error.message
     return ""
