@@ -66,7 +66,7 @@ def report(
 ) -> str:
     """The whole of it as Markdown."""
     names = list(base.speeds)
-    head = ["plan", "text", *names, "gain", "start s", "note"]
+    head = ["plan", "text", *names, "gain", "start s", "all s", "note"]
     rows = [_row(base, one, names, about.aim) for one in (base, *tried)]
     out = [
         f"# `bwd tune`, {about.date}",
@@ -79,7 +79,9 @@ def report(
     ]
     if left:
         out += ["", "Not tried:", "", *(f"- {one.name}: {one.why}" for one in left)]
-    if choice is not None:
+    if choice is None:
+        out += ["", "Nothing is kept: no text was held against the configured plan's."]
+    else:
         out += ["", f"Kept: **{choice.name}** (x {choice.factor:.2f}). {choice.why}"]
     return "\n".join(out) + "\n"
 
@@ -93,5 +95,6 @@ def _row(base: Tried, one: Tried, names: Sequence[str], aim: Aim) -> list[str]:
         *(f"{one.speeds[name]:.1f}" if name in one.speeds else "-" for name in names),
         f"{factor:.2f}" if factor is not None and one is not base else "-",
         f"{one.start_s:.0f}" if one.start_s is not None else "-",
+        f"{one.wall_s:.0f}" if one.wall_s else "-",
         note.replace("|", "/").replace("\n", " "),
     ]

@@ -275,11 +275,17 @@ def test_a_profile_of_nothing_better_is_the_one_that_was_in_force() -> None:
     assert "# a: single 100.0 -> 99.0" in text
 
 
+def test_a_report_without_another_plan_says_that_nothing_is_kept() -> None:
+    text = tune_text.report(dataclasses.replace(BASE, wall_s=341.2), [], [], None, ABOUT)
+    assert "Nothing is kept" in text
+    assert "| 341 |" in text
+
+
 def test_the_report_has_a_row_for_each() -> None:
     others = [tried("a", 110, 1100, text="same"), Tried("b", Outcome.WRONG, "prompt 3 | it is empty")]
     choice = tune_outcome.choose(BASE, others)
     text = tune_text.report(BASE, others, [tune.Left("c", "set in .env:3")], choice, ABOUT)
-    assert "| a | right | 110.0 | 1100.0 | 1.10 | - | same |" in text
-    assert "| b | wrong | - | - | - | - | prompt 3 / it is empty |" in text
+    assert "| a | right | 110.0 | 1100.0 | 1.10 | - | - | same |" in text
+    assert "| b | wrong | - | - | - | - | - | prompt 3 / it is empty |" in text
     assert "- c: set in .env:3" in text
     assert "Kept: **a** (x 1.10)" in text
