@@ -103,8 +103,9 @@ class Trial:
         log = self.folder / "load.log"
         with Load(self.target.python, self.target.environ, log=log, key=self.target.key) as load:
             self._warm_up(load)
-            for number, workload in enumerate(loads):
-                yield self._row(load, workload, number, speed)
+            for workload in loads:
+                # by its name, not its place: two runs of one seed send the same, whatever else they send
+                yield self._row(load, workload, bench.names().index(workload.name), speed)
 
     def _warm_up(self, load: Load) -> None:
         _say("loading vLLM's load generator, and a first few requests that are not counted")
