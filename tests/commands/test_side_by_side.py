@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bwd.adapters import supervisord
 from bwd.commands.bench import read
 from bwd.core import bench
 from bwd.core.plan import make_plan
 from scripts import gpu_side_by_side as side
 from scripts import side_by_side_plans as plans
-from tests.commands.conftest import Make
+from tests.commands.conftest import Make, within
 from tests.commands.test_bench import engine
 from tests.core.bench_example import example
 from tests.core.plan_support import WHERE, env, r1
+from tests.fakes import bwd_home
 from tests.hosts import tree
 
 COMMON = "# a comment\nMODEL=/m\nENGINE_PYTHON=/py\nEXTRA_VLLM_ARGS='--load-format dummy'\nPROFILE=auto\n"
@@ -180,6 +184,17 @@ def test_each_plan_is_served_loaded_and_stopped_and_the_page_has_both(
     assert "the lines `MAX_NUM_SEQS=4`" in page
     # what is there already is not measured again
     assert side.main([*words, "streams-8"]) == 0
+
+
+def test_a_signal_leaves_nothing_running(install: Make, tmp_path: Path) -> None:
+    here = install([[0, bwd_home.status("warming")]])
+    (tmp_path / "common").write_text(f"PORT={here.port}\nMODEL=demo\n")
+    words = ["--out", str(tmp_path / "out"), "--common", str(tmp_path / "common"), "--variant", "default"]
+    run = subprocess.Popen([sys.executable, side.__file__, *words], env=here.environ, cwd="/")
+    assert within(30, lambda: supervisord.find(here.paths) is not None)
+    run.terminate()
+    assert run.wait(60) == 143
+    assert supervisord.find(here.paths) is None
 
 
 def test_no_plan_is_begun_when_the_time_is_over(
