@@ -84,6 +84,20 @@ def test_a_model_without_weights_is_rehearsed_once_for_each_plan(home: Path) -> 
     assert not (home / "var" / "run" / "rehearsal.sock").exists()
 
 
+def test_on_cards_it_is_the_plan_of_the_cards(home: Path) -> None:
+    with (home / ".env").open("a") as file:
+        file.write("ENGINE=cuda\nTENSOR_PARALLEL_SIZE=2\n")
+    cards = home / "cards.json"
+    cards.write_text(json.dumps({"cards": [{}, {}], "p2p": "OK"}))
+    fakes = ROOT / "tests" / "fakes" / "nvml"
+    got = rehearse(home, PYTHONPATH=f"{fakes}:{ROOT}", FAKE_NVML=str(cards))
+    assert got.returncode == 0, got.stderr
+    (command,) = started(home)
+    assert "--tensor-parallel-size 2 " in command
+    assert "--cudagraph-capture-sizes 1 2 4 8 16 " in command
+    assert command.count("--load-format") == 1
+
+
 def test_a_model_of_which_nothing_is_here_is_said_to_be_fetched_by_serve(home: Path) -> None:
     got = rehearse(home, MODEL="someone/some-model")
     assert got.returncode == 1
