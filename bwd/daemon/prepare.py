@@ -35,7 +35,8 @@ from bwd.daemon import cards, needs, rehearse
 from bwd.daemon.world import Launch, Model, World
 from bwd.errors import BwdError, PlanError, ProblemsError, ProvisionError, SettingsError, WeightsError
 
-One, Other = TypeVar("One"), TypeVar("Other")
+One = TypeVar("One")
+Other = TypeVar("Other")
 
 
 class Refused(Exception):

@@ -139,6 +139,8 @@ def test_help_says_what_each_option_is_for(tmp_path: Path) -> None:
         "--jobs",
         "--sources",
         "--kernels",
+        "--rehearse",
+        "--no-rehearse",
         "--export",
         "--import",
         "--check",

@@ -1,4 +1,4 @@
-"""A model whose weights are still being fetched: its small files are enough to plan and to rehearse a start."""
+"""A model whose weights are on their way: its small files are enough to plan and to rehearse a start."""
 
 from __future__ import annotations
 
