@@ -27,7 +27,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from bwd import paths as places
-from bwd.adapters import settings_file
+from bwd.adapters import process, settings_file
 from bwd.core import gate as gates
 from bwd.core.gate import Gate
 from bwd.core.settings import Settings
@@ -40,7 +40,6 @@ log = logging.getLogger("bwd.front")
 
 _SETTINGS_RETRY_SECONDS = 1.0
 _FLUSH_SECONDS = 2.0
-_PARENT_LOOK_SECONDS = 1.0
 # How long an orphaned front lets its requests run: DRAIN_SECONDS is at most that.
 _ORPHAN_SECONDS = 600.0
 # Two descriptors a request; the usual soft limit of 1024 would end at 500 streams.
@@ -175,8 +174,7 @@ class Front:
     async def _watch_parent(self, parent: int) -> None:
         """When supervisord is killed, the next one starts another front, which needs the port: this one
         takes in nobody any more and lets what runs come to its end."""
-        while os.getppid() == parent:  # noqa: ASYNC110 (see bwd/daemon/entry.py)
-            await asyncio.sleep(_PARENT_LOOK_SECONDS)
+        await process.parent_gone(parent)
         log.warning("supervisord (pid %d) is gone: leaving the port to the next front", parent)
         self._orphaned = True
         self._stop.set()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from bwd.adapters.kept_http import KeptHttp, NotThere
 from bwd.core import gate as gates
 from bwd.core.gate import Gate
 
@@ -36,9 +36,8 @@ class Stats:
 
 class FrontClient:
     def __init__(self, socket: Path, timeout: float = 2.0) -> None:
-        self._socket = socket
         self._timeout = timeout
-        self._session: aiohttp.ClientSession | None = None
+        self._http = KeptHttp(socket)
         self.absent = False
         """Nobody listened on the socket when it was last asked: there is no front."""
 
@@ -53,32 +52,23 @@ class FrontClient:
         return None if why else _stats(data)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        self._http.close()
 
     async def _ask(self, method: str, path: str, body: Mapping[str, object] | None) -> tuple[Any, str]:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path=str(self._socket)), trust_env=False
-            )
+        data = None if body is None else json.dumps(body).encode("utf-8")
         try:
-            async with (
-                asyncio.timeout(self._timeout),
-                self._session.request(method, f"http://front{path}", json=body) as response,
-            ):
-                self.absent = False
-                if response.status >= 300:
-                    text = (await response.text())[:200].replace("\n", " ")
-                    return None, f"front answers {response.status} {text}"
-                if response.content_type == "application/json":
-                    return await response.json(), ""
-                return None, ""
+            async with asyncio.timeout(self._timeout):
+                answer = await self._http.ask(method, path, data)
+            self.absent = False
+            if answer.status >= 300:
+                text = answer.body[:200].decode("utf-8", "replace").replace("\n", " ")
+                return None, f"front answers {answer.status} {text}"
+            return (json.loads(answer.body) if answer.content_type == "application/json" else None), ""
         except TimeoutError:
             self.absent = False
             return None, f"front does not answer in {self._timeout:.0f} s"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            self.absent = isinstance(error, aiohttp.ClientConnectorError)
+        except (OSError, ValueError) as error:
+            self.absent = isinstance(error, NotThere)
             return None, f"front is not there ({type(error).__name__})"
 
 

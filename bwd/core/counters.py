@@ -61,21 +61,24 @@ _NAMES = {
 def read(text: str) -> Counters | None:
     """The counters in the text, or None when it is no /metrics of an engine (an HTML page, noise)."""
     found: dict[str, float] = {}
-    for name, value in _samples(text.splitlines()):
-        field = _NAMES.get(name)
-        if field is not None:
-            found[field] = found.get(field, 0.0) + value
+    for field, value in _samples(text.splitlines()):
+        found[field] = found.get(field, 0.0) + value
     return Counters(**found) if found else None
 
 
 def _samples(lines: Iterable[str]) -> Iterable[tuple[str, float]]:
+    """(field of Counters, value). Most lines are buckets of histograms: they are told by their name alone."""
     for line in lines:
         if not line.startswith("vllm:"):
             continue
-        head, _, tail = line.rpartition("} ") if "{" in line else line.partition(" ")
+        name, brace, _ = line.partition("{")
+        field = _NAMES.get(name.strip() if brace else name.partition(" ")[0])
+        if field is None:
+            continue
+        tail = line.rpartition("} ")[2] if brace else line.partition(" ")[2]
         try:
             value = float(tail.split()[0])
         except (ValueError, IndexError):
             continue
         if value == value and abs(value) != float("inf"):
-            yield head.split("{", 1)[0].strip(), value
+            yield field, value

@@ -99,14 +99,16 @@ class Doorway:
 
     async def keep(self) -> None:
         """Put the gate for as long as the daemon runs."""
+        loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()
             await self.put()
+            # the clock sets the event too: a timeout would cancel and raise each second
+            again = loop.call_later(self.period, self._changed.set)
             try:
-                async with asyncio.timeout(self.period):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+                await self._changed.wait()
+            finally:
+                again.cancel()
 
     async def put(self) -> Stats | None:
         """Put the gate as it is now: what front does with it in force, None when it did not take it.

@@ -77,6 +77,7 @@ class EngineRun:
     _attended: set[int] = field(default_factory=set)
     _shm_looked: tuple[frozenset[int], frozenset[str]] = (frozenset(), frozenset())
     _follower: Follower | None = None
+    _saved: tuple[Phase, int, frozenset[str]] | None = None  # what of the run file changes, as it was written
 
     @property
     def served_name(self) -> str:
@@ -267,11 +268,16 @@ class EngineRun:
 
     # ------------------------------------------------------------------ memory of it
     def save(self, phase: Phase) -> None:
-        """Write what the next bwd needs to adopt this run."""
+        """Write what the next bwd needs to adopt this run, if that has changed or is not there."""
         if self.child is None:
             return
+        file = self.world.paths.run_file
+        state = (phase, self._offset(phase), self.shm_seen)
+        if state == self._saved and file.exists():
+            return
         try:
-            run_file.write(self.world.paths.run_file, self.record(phase))
+            run_file.write(file, self.record(phase))
+            self._saved = state
             self.world.could("run file", "")
         except OSError as error:
             self.world.could("run file", f"the run cannot be noted for adoption: {error.strerror or error}")
@@ -290,13 +296,16 @@ class EngineRun:
             rungs=self.ref.rungs,
             phase=str(phase),
             log=str(self.log),
-            offset=self.follower.offset if phase in SERVES else 0,
+            offset=self._offset(phase),
             model=self.served_name,
             started_at=self.started_at,
             plan=self.plan,
             shm_before=tuple(sorted(self.shm_before)),
             shm_seen=tuple(sorted(self.shm_seen)),
         )
+
+    def _offset(self, phase: Phase) -> int:
+        return self.follower.offset if phase in SERVES else 0
 
     async def close(self) -> None:
         """End the tasks of the run."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from bwd import paths as places
+from bwd.adapters import process
 from bwd.core.lifecycle import Policy
 from bwd.core.probes import ProbeSpec
 from bwd.daemon.loop import Daemon
@@ -19,9 +20,6 @@ from bwd.errors import BwdError
 from bwd.paths import Paths
 
 log = logging.getLogger("bwd")
-
-_PARENT_LOOK = 1.0
-"""Seconds between two looks at the parent."""
 
 
 def run(
@@ -115,9 +113,7 @@ def _lock(paths: Paths) -> int:
 
 async def _watch_parent(parent: int, gone: Callable[[], None]) -> None:
     """When supervisord is killed, the next one starts another bwd: this one must be gone by then."""
-    # PR_SET_PDEATHSIG would be told at once, but also when the thread that forked us ends
-    while os.getppid() == parent:  # noqa: ASYNC110
-        await asyncio.sleep(_PARENT_LOOK)
+    await process.parent_gone(parent)
     log.warning("supervisord (pid %d) is gone: leaving the engine to the next bwd", parent)
     gone()
 

@@ -52,6 +52,7 @@ class Probing:
                 while self.run.phase() in STARTS:
                     await self._start_up(probe)
                 self.state = probes.begin(clock.monotonic())
+                self._scanned = float("-inf")  # who serves is looked at from the first sample on
                 while True:
                     if self.run.phase() in SERVES:
                         await self._sample(probe)
@@ -141,11 +142,13 @@ class Probing:
         """Wait for the next sample, but no longer once a process of the run has newly stopped or gone: a
         look at it costs microseconds, and its window begins when it is first seen."""
         end = clock.monotonic() + seconds
+        glance = self.run.world.limits.glance
         while self._processes() == self._sampled or self.run.phase() not in SERVES:
             left = end - clock.monotonic()
-            if left <= 0:
+            if left <= glance:  # the sample looks by itself
+                await asyncio.sleep(max(0.0, left))
                 return
-            await asyncio.sleep(min(left, self.run.world.limits.glance))
+            await asyncio.sleep(glance)
 
     def _tell(self, sample: Sample) -> None:
         run = self.run
@@ -227,14 +230,16 @@ class Probing:
         stopped: list[probes.Process] = []
         gone: list[probes.Process] = []
         for pid, known in self.run.known.items():
-            label = members.label(self.run.names.get(pid, known.name))
             now = process.read(pid)
             if now is None or now.start_time != known.start_time or not now.living:
                 if pid in self.run.core:
-                    gone.append(probes.Process(pid, label))
+                    gone.append(self._named(known))
             elif now.state in ("T", "t"):
-                stopped.append(probes.Process(pid, label))
+                stopped.append(self._named(known))
         return tuple(stopped), tuple(gone)
+
+    def _named(self, known: process.Process) -> probes.Process:
+        return probes.Process(known.pid, members.label(self.run.names.get(known.pid, known.name)))
 
     async def _compiling(self, uneasy: bool) -> str:
         found = compiling.compiler(member.name for member in self._members)
@@ -251,7 +256,7 @@ class Probing:
             self.run.world.could("nvidia-smi", self._gpus.trouble)
             return found
         now = clock.monotonic()
-        used = sum(process.cpu_seconds(pid) for pid in self.run.pids())
+        used = sum(process.cpu_seconds(one) for one in self.run.known.values())
         (then, before), self._cpu = self._cpu, (now, used)
         if not before or now - then <= 0:
             return ""

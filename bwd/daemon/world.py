@@ -32,7 +32,9 @@ class Limits:
     startup_probe: float = 0.5  # between two tries of the startup probe
     glance: float = 0.5  # between two looks at the states of the engine's processes
     startup_canary: float = 30.0  # the first token may compile
-    scan: float = 10.0  # between two full looks at the process table
+    # Between two full looks at the process table while all is well: when something is off there is one at
+    # each sample, and the processes that are known are looked at all the time
+    scan: float = 30.0
     scan_start: float = 2.0  # ... while an engine starts: its names in /dev/shm are learned here
     snapshot: float = 3.0  # for everything of a snapshot together
     stacks: float = 1.0  # given to the engine to write its stacks

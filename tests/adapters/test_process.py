@@ -124,6 +124,30 @@ def test_the_end_of_somebody_elses_child_is_seen_without_its_code(tmp_path: Path
     assert asyncio.run(asyncio.wait_for(process.wait(Child(pid, found.start_time, pid)), 10)) is None
 
 
+def test_the_end_of_the_parent_is_told_at_once(tmp_path: Path) -> None:
+    """With an hour between two looks only the kernel can have told it."""
+    waiting = (
+        "import asyncio, os; from bwd.adapters import process; print('up', flush=True);"
+        "asyncio.run(process.parent_gone(os.getppid(), 3600.0)); print('gone', flush=True)"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waiting!r}])"
+    with (tmp_path / "log").open("wb") as log:
+        middle = subprocess.Popen([sys.executable, "-c", parent], stdout=log)
+    _wait_for(tmp_path / "log", "up")
+    middle.kill()
+    middle.wait()
+    _wait_for(tmp_path / "log", "gone")
+
+
+def test_processor_time_is_that_of_the_process_and_of_no_later_one_with_its_pid() -> None:
+    own = process.read(os.getpid())
+    assert own is not None
+    spent = time.process_time()
+    assert process.cpu_seconds(own) == pytest.approx(spent, abs=0.1)
+    assert process.cpu_seconds(replace(own, start_time=own.start_time - 1)) == 0.0
+    assert process.cpu_seconds(replace(own, pid=1 << 30)) == 0.0
+
+
 def test_a_name_with_blanks_and_parentheses_is_read(tmp_path: Path) -> None:
     odd = tmp_path / "a) b (c"
     odd.symlink_to("/bin/sleep")
