@@ -242,6 +242,7 @@ def _cuda_length(
             custom_all_reduce=plan_cuda.custom_all_reduce(draft, settings, devices),
             max_num_seqs=settings.max_num_seqs,
             kv_cache_dtype=settings.kv_cache_dtype,
+            graph_sizes=plan_graphs.captured(draft, settings),
         )
     length = plan_rules.choose_length(draft, settings, model, estimate.length if estimate else None)
     if model is not None:

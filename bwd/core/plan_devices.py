@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bwd.core import plan_memory, topology
+from bwd.core import plan_graphs, plan_memory, topology
 from bwd.core.engine_choice import CAPABILITY_MIN
 from bwd.core.host import GIB, Gpu, HostFacts
 from bwd.core.model import ModelFacts
@@ -232,6 +232,7 @@ def _fits(
         custom_all_reduce=False,
         max_num_seqs=settings.max_num_seqs,
         kv_cache_dtype=settings.kv_cache_dtype,
+        graph_sizes=plan_graphs.USUAL,
     )
     length = settings.max_model_len or min(model.max_len or 32768, 32768)
     return kv is None or kv.tokens >= length

@@ -19,6 +19,12 @@ _STEPS = ((8, 8), (32, 16), (128, 32), (512, 64))
 """(from this many tokens, a size every so many). vLLM has a size every 8 up to 256 and every 16 above: 51 up
 to 512. A batch is padded to the next size, so with these it computes at most 31 tokens too many up to 512."""
 
+USUAL = 25
+"""How many sizes `sizes` gives for a server's default of 256 requests and more."""
+
+_VLLMS = 51
+"""How many vLLM captures by itself, up to 512 tokens."""
+
 # Who sets one of these has an opinion on the sizes, or needs vLLM's own: it refuses a compile size that a
 # graph would pad, and speculative decoding wants multiples of its draft.
 _FLAGS = frozenset(
@@ -44,6 +50,15 @@ def write(draft: Draft, settings: Settings, gpus: Sequence[Gpu]) -> None:
         batched = int(given)
     text = " ".join(map(str, sizes(seqs, batched, gpus[0].capability[0] == 10)))
     draft.flag(FLAG, text, "half of vLLM's: each costs time at a start; pads a batch by at most 31 tokens")
+
+
+def captured(draft: Draft, settings: Settings) -> int:
+    """For how many sizes graphs are captured, as far as the plan says: those of its flag, none when
+    eager, else vLLM's own number."""
+    args = settings.extra_vllm_args
+    if "--enforce-eager" in draft.flags or plan_extra.has_flag(args, "--enforce-eager"):
+        return 0
+    return len((draft.flags.get(FLAG) or "").split()) or _VLLMS
 
 
 def sizes(seqs: int, batched: int, data_center: bool) -> tuple[int, ...]:

@@ -14,11 +14,17 @@ UTILIZATION = 0.90
 _FREE_MARGIN = 256 << 20
 # A CUDA context with cuBLAS handles and NCCL buffers.
 _CONTEXT = 600 << 20
-# CUDA graphs of the default capture sizes: 1.13 GiB with the custom all-reduce, 2.27 GiB with plain
-# NCCL (2x H200, 64 layers; facts of 2026-11-30), which holds buffers per captured size.
-_GRAPHS_CUSTOM = int(1.13 * GIB)
-_GRAPHS_NCCL = int(2.27 * GIB)
-_GRAPHS_LAYERS = 64
+# What stays taken after vLLM's profile run beyond the weights as their files count them: NCCL's and
+# FlashInfer's buffers, repacked weights, what torch's allocator cannot give back. A line through the
+# demo model (1.36 GiB consumed, 0.13 of weights) and the 32B AWQ on one card (21.8, 18.0); with two cards
+# vLLM consumed 10.6 to 11.1 where it gives 11.5 (2x H200, docs/gpu/2xh200-plans.md).
+_RUNTIME = int(1.21 * GIB)
+_RUNTIME_SHARE = 0.144
+# CUDA graphs of one size of batch in one layer, as vLLM reckons them before it lays out the KV cache: with
+# the custom all-reduce or one card 0.70 GiB for 25 sizes of 64 layers (1.24 for 51), with plain NCCL 1.20,
+# which holds buffers per captured size (the same page).
+_GRAPH_CUSTOM = int(0.70 * GIB) // (25 * 64)
+_GRAPH_NCCL = int(1.20 * GIB) // (25 * 64)
 # Lengths are rounded down to this: vLLM's KV blocks are at most this many tokens.
 LENGTH_STEP = 256
 
@@ -74,18 +80,25 @@ def server_defaults(gpu: Gpu) -> tuple[int, int]:
 
 
 def overhead(
-    model: ModelFacts, gpu: Gpu, ranks: int, *, custom_all_reduce: bool, max_num_seqs: int | None
+    model: ModelFacts,
+    gpu: Gpu,
+    ranks: int,
+    *,
+    custom_all_reduce: bool,
+    max_num_seqs: int | None,
+    graph_sizes: int,
 ) -> int:
-    """Bytes on one card beyond weights and KV cache: context, CUDA graphs, and the peak of a profile
-    run (MLP activations of a full batch, logits of every sequence in float32 twice)."""
+    """Bytes on one card beyond weights and KV cache: what stays taken, CUDA graphs of so many sizes (0:
+    none), and the peak of a profile run: an MLP's activations of a full batch, or the logits of every
+    sequence in float32 and in the model's dtype."""
     batched, seqs = server_defaults(gpu)
     seqs = max_num_seqs or seqs
-    graphs = _GRAPHS_CUSTOM if custom_all_reduce or ranks == 1 else _GRAPHS_NCCL
-    graphs = graphs * model.layers // _GRAPHS_LAYERS
+    each = _GRAPH_CUSTOM if custom_all_reduce or ranks == 1 else _GRAPH_NCCL
     inner = model.intermediate or 4 * model.hidden
-    activations = batched * (2 * inner // ranks + 4 * model.hidden) * 2
-    logits = min(batched, seqs) * (model.vocab or 0) * 4 * 2
-    return _CONTEXT + graphs + max(activations, logits)
+    activations = batched * (3 * inner // ranks + 3 * model.hidden) * 2
+    logits = min(batched, seqs) * (model.vocab or 0) * (4 + 2)
+    stays = _RUNTIME + int((weights_per_card(model, ranks) or 0) * _RUNTIME_SHARE)
+    return stays + each * graph_sizes * model.layers + max(activations, logits)
 
 
 def weights_per_card(model: ModelFacts, ranks: int) -> int | None:
@@ -102,9 +115,10 @@ def kv_estimate(
     custom_all_reduce: bool,
     max_num_seqs: int | None,
     kv_cache_dtype: str,
+    graph_sizes: int,
 ) -> KvEstimate | None:
-    """The KV cache on the smallest of the cards at this share of their memory; None when the size of
-    the weights is not known."""
+    """The KV cache on the smallest of the cards at this share of their memory, with CUDA graphs of
+    `graph_sizes` sizes of batches; None when the size of the weights is not known."""
     weights = weights_per_card(model, ranks)
     if weights is None or not gpus:
         return None
@@ -113,7 +127,14 @@ def kv_estimate(
     most: list[int] = []
     for gpu in gpus:
         budget = int(gpu.memory_total * share) - weights
-        extra = overhead(model, gpu, ranks, custom_all_reduce=custom_all_reduce, max_num_seqs=max_num_seqs)
+        extra = overhead(
+            model,
+            gpu,
+            ranks,
+            custom_all_reduce=custom_all_reduce,
+            max_num_seqs=max_num_seqs,
+            graph_sizes=graph_sizes,
+        )
         tokens.append(max(0, budget - extra) // per_token)
         most.append(max(0, budget - _CONTEXT) // per_token)
     return KvEstimate(min(tokens), min(most))
