@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -209,7 +209,11 @@ def code(case: Case) -> Verdict:
 def nccl_files(case: Case) -> Verdict:
     if not case.host.gpus:
         return checks.not_applicable("no NVIDIA GPU here: NCCL is not used")
-    return doctor_host.nccl_files(traps.nccl_files(os.environ))
+    try:
+        env: Mapping[str, str] = case.plan.env
+    except (PlanError, ValueError):
+        env = {}
+    return doctor_host.nccl_files(traps.nccl_files(os.environ), env)
 
 
 def xid(case: Case) -> Verdict:

@@ -96,16 +96,35 @@ def compilers(tools: Mapping[str, str]) -> Verdict:
     return checks.ok(", ".join(tools.values()))
 
 
-def nccl_files(files: Mapping[str, str]) -> Verdict:
-    """Files that set NCCL's variables behind everybody's back: path to text."""
+_MULTICAST_OFF = frozenset({
+    "NCCL_NVLS_ENABLE=0", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1", "NVSHMEM_DISABLE_NVLS=1",
+})  # fmt: skip
+
+
+def nccl_files(files: Mapping[str, str], plan: Mapping[str, str] | None = None) -> Verdict:
+    """Files that set variables behind everybody's back: path to text. `plan` is the environment of the
+    engine, which comes first: NCCL sets what is not set yet (setenv without overwriting, src/misc/param.cc),
+    whatever its name, and only once it is in use."""
+    plan = plan or {}
     said = {path: [line.strip() for line in text.splitlines() if _sets(line)] for path, text in files.items()}
-    set_ = {path: lines for path, lines in said.items() if lines}
-    if set_:
+    # a line without a name stands for a file that cannot be read, and that nobody can tell harmless
+    names = {line: line.partition("=")[0] for lines in said.values() for line in lines}
+    counts = {
+        path: found for path, lines in said.items() if (found := [x for x in lines if names[x] not in plan])
+    }
+    if counts:
+        keep = all(line in _MULTICAST_OFF for lines in counts.values() for line in lines)
         return checks.warning(
-            "; ".join(f"{path} sets {', '.join(lines[:4])}" for path, lines in set_.items()),
-            "they count wherever `.env` does not say otherwise: remove what nobody needs",
+            "; ".join(f"{path} sets {', '.join(lines[:4])}" for path, lines in counts.items()),
+            "somebody keeps NVLink multicast off here; NVLINK_MULTICAST=off says so to more than NCCL"
+            if keep
+            else "they count wherever the plan does not say otherwise: remove what nobody needs",
         )
-    return checks.ok("none" if not files else f"{', '.join(files)}: nothing in it")
+    if not names:
+        return checks.ok("none" if not files else f"{', '.join(files)}: nothing in it")
+    same = all(plan[name] == line.partition("=")[2] for line, name in names.items())
+    what = "says the same" if same else "comes first"
+    return checks.ok(f"{', '.join(path for path in said if said[path])}: the plan sets all of it and {what}")
 
 
 def _sets(line: str) -> bool:

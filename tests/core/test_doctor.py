@@ -231,6 +231,25 @@ class TestHost:
         assert doctor_host.nccl_files({"/etc/nccl.conf": "# nothing\n"}).outcome == Outcome.OK
         assert doctor_host.nccl_files({}).outcome == Outcome.OK
 
+    def test_files_whose_lines_the_plan_sets_itself_change_nothing(self) -> None:
+        files = {"/etc/nccl.conf": "NCCL_NVLS_ENABLE=0\nNVSHMEM_DISABLE_NVLS=1\n"}
+        off = {"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
+        found = doctor_host.nccl_files(files, off)
+        assert (found.outcome, found.hint) == (Outcome.OK, "")
+        assert found.evidence == "/etc/nccl.conf: the plan sets all of it and says the same"
+        found = doctor_host.nccl_files(files, {**off, "NCCL_NVLS_ENABLE": "1"})
+        assert found.evidence.endswith("comes first")
+
+    def test_nobody_is_told_to_remove_what_keeps_multicast_off(self) -> None:
+        found = doctor_host.nccl_files({"/etc/nccl.conf": "NCCL_NVLS_ENABLE=0\n"}, {"NCCL_DEBUG": "INFO"})
+        warns(found, "/etc/nccl.conf sets NCCL_NVLS_ENABLE=0")
+        assert "NVLINK_MULTICAST=off" in found.hint
+        assert "remove" not in found.hint
+
+    def test_a_file_that_cannot_be_read_is_not_called_harmless(self) -> None:
+        found = doctor_host.nccl_files({"/etc/nccl.conf": "=Permission denied"}, {"NCCL_DEBUG": "INFO"})
+        warns(found, "/etc/nccl.conf sets =Permission denied")
+
 
 class TestKernelLog:
     @pytest.mark.parametrize("row", KERNEL, ids=lambda row: row.id)
