@@ -34,9 +34,6 @@ from bwd.paths import Paths
 
 _DRAINED_S = 900.0
 """Until the engine that serves now is gone: its drain (600 s at most), grace, kill, the cards' memory."""
-_KEEP_ROOM = 0.8
-"""A plan is begun when what is left is this many times what the configured plan took: that one was asked
-twice, and had the load generator's imports in it (a CPU engine's 341 s would have been 268 without)."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -167,8 +164,14 @@ def _tune(work: Work, args: argparse.Namespace, lock: int) -> int:
         base=answers,
     )
     missing: list[Left] = []
+    base = tried.get(tune.BASE)
+    if base is not None and base.speeds and (todo := _untried(work, tried)):
+        _say(_room(bench, args, base, todo))
+        if not tune_outcome.fit(bench.left(), base.wall_s, 1):
+            # what serves is not taken away for nothing
+            return _conclude(work, tried, [*work.left, *_no_time(todo)], args)
     if _todo(work, tried, args.aim):
-        missing = _with_the_engine_lent(work, bench, tried, args.aim, lock)
+        missing = _with_the_engine_lent(work, bench, tried, args, lock)
     return _conclude(work, tried, [*work.left, *missing], args)
 
 
@@ -178,6 +181,19 @@ def _todo(work: Work, tried: Mapping[str, Tried], aim: Aim) -> bool:
     return tune.TOGETHER not in tried and _together(work, tried, aim) is not None
 
 
+def _untried(work: Work, tried: Mapping[str, Tried]) -> list[str]:
+    return [one.name for one in work.candidates if one.name not in tried]
+
+
+def _no_time(names: Sequence[str]) -> list[Left]:
+    return [Left(name, "no time was left; `bwd tune` goes on there") for name in names]
+
+
+def _room(bench: Bench, args: argparse.Namespace, base: Tried, todo: Sequence[str]) -> str:
+    left = bench.left()
+    return tune_text.room(left, args.minutes * 60 - left, base.wall_s, len(todo))
+
+
 def _together(work: Work, tried: Mapping[str, Tried], aim: Aim) -> Candidate | None:
     known = {one.name: one for one in work.candidates}
     others = [one for one in tried.values() if one.name not in (tune.BASE, tune.TOGETHER)]
@@ -185,7 +201,7 @@ def _together(work: Work, tried: Mapping[str, Tried], aim: Aim) -> Candidate | N
 
 
 def _with_the_engine_lent(
-    work: Work, bench: Bench, tried: dict[str, Tried], aim: Aim, lock: int
+    work: Work, bench: Bench, tried: dict[str, Tried], args: argparse.Namespace, lock: int
 ) -> list[Left]:
     """Stop what serves now, try what is to be tried, and have it started again whatever happens."""
     serves = _serves(work.paths)
@@ -201,29 +217,32 @@ def _with_the_engine_lent(
         if serves:
             _say("the engine that serves now is drained and stopped; it starts again at the end")
             _stop_engine(work.paths)
-        return _try_all(work, bench, tried, aim)
+        return _try_all(work, bench, tried, args)
     finally:
         bench.close()
         _say("putting things back; a Ctrl-C leaves that to the background")
         _say(restorer.release())
 
 
-def _try_all(work: Work, bench: Bench, tried: dict[str, Tried], aim: Aim) -> list[Left]:
+def _try_all(work: Work, bench: Bench, tried: dict[str, Tried], args: argparse.Namespace) -> list[Left]:
     seen: dict[str, str] = {}
     missing: list[Left] = []
+    told = tune.BASE in tried
     try:
         for candidate in (None, *work.candidates):
             _try(work, bench, tried, seen, candidate)
             base = tried.get(tune.BASE)
             if base is None or not base.speeds:
                 return []
-        both = _together(work, tried, aim)
+            if not told and (todo := _untried(work, tried)):
+                _say(_room(bench, args, base, todo))
+            told = True
+        both = _together(work, tried, args.aim)
         if both is not None:
             tried.pop(both.name, None)  # of other parts, perhaps
             _try(work, bench, tried, seen, both)
     except NoTime:
-        names = [one.name for one in work.candidates if one.name not in tried]
-        missing = [Left(name, "no time was left; `bwd tune` goes on there") for name in names]
+        missing = _no_time(_untried(work, tried))
     return missing
 
 
@@ -246,7 +265,7 @@ def _try(
         tried[name] = Tried(name, Outcome.SAME, f"as {same}")
     else:
         base = tried.get(tune.BASE)
-        if base is not None and bench.left() < base.wall_s * _KEEP_ROOM:
+        if base is not None and not tune_outcome.fit(bench.left(), base.wall_s, 1):
             raise NoTime
         changes = tune.changes(work.settings, candidate) if candidate is not None else {}
         _say(f"{name}: {' '.join(f'{key}={value}' for key, value in changes.items()) or 'measured first'}")
@@ -285,7 +304,10 @@ def _stop_engine(paths: Paths) -> None:
 def _conclude(work: Work, tried: Mapping[str, Tried], left: Sequence[Left], args: argparse.Namespace) -> int:
     base = tried.get(tune.BASE)
     if base is None:
-        raise BwdError("the plan as configured was not measured: no time was left", hint="--minutes")
+        raise BwdError(
+            "the plan as configured was not measured: no time was left",
+            hint=f"more --minutes than {args.minutes:g}",
+        )
     others = [one for name, one in tried.items() if name != tune.BASE]
     choice: Choice | None = None
     written = ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from bwd.core.settings import Settings
 from bwd.core.tune import Candidate, Left, changes
-from bwd.core.tune_outcome import Aim, Choice, Outcome, Tried, compared, gain
+from bwd.core.tune_outcome import Aim, Choice, Outcome, Tried, compared, fit, gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,25 @@ class Setting:
     model: str
     engine: str
     aim: Aim
+
+
+def room(left_s: float, gone_s: float, each_s: float, plans: int) -> str:
+    """What there is time for beside the configured plan: seconds left and gone of this tuning, what that
+    plan took in all, and how many others are to be tried; and the --minutes that would do."""
+    found = fit(left_s, each_s, plans)
+    enough = ceil((gone_s + each_s * (plans if found else 1)) / 60)
+    at = f"some {each_s:.0f} s each"
+    if found == 0:
+        return (
+            f"no other plan fits into the {max(0.0, left_s):.0f} s left, at {at}: --minutes {enough} is "
+            "enough for one; what was measured is kept"
+        )
+    if found < plans:
+        return (
+            f"about {found} of {plans} other plans fit into the {left_s / 60:.1f} min left, at {at}; "
+            f"--minutes {enough} is enough for all"
+        )
+    return f"time for {plans} other plan{'' if plans == 1 else 's'}, at {at}"
 
 
 def profile(

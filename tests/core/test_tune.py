@@ -31,7 +31,8 @@ def test_nvlink_cards_are_offered_what_they_have(tmp_path: Path) -> None:
     names = list(offered(env("", "h200x2"), h200s(tmp_path), r1()))
     assert names == [
         "attention-TRITON_ATTN", "marlin", "graphs-decode-only", "all-reduce-nccl", "p2p-off",
-        "batched-tokens-4096", "batched-tokens-16384", "ngram", "ngram-TRITON_ATTN", "affinity", "kv-fp8",
+        "batched-tokens-4096", "batched-tokens-16384", "ngram", "ngram-TRITON_ATTN",
+        "marlin-TRITON_ATTN", "affinity", "kv-fp8",
     ]  # fmt: skip
 
 
@@ -76,6 +77,13 @@ def test_other_kernels_are_offered_where_vllm_would_take_machete(tmp_path: Path)
     assert "marlin" not in offered(env("", "h200x2"), host, demo())
     assert "marlin" not in offered(env("", "rtx5090x2"), machine(card(0), card(1)), r1())
     assert "marlin" not in offered(env("", "cpu"), machine(), demo())
+
+
+def test_other_kernels_and_another_backend_can_be_asked_for_at_once(tmp_path: Path) -> None:
+    host = h200s(tmp_path)
+    both = offered(env("", "h200x2"), host, r1())["marlin-TRITON_ATTN"]
+    assert (both.keys, both.flags) == ({"ATTENTION_BACKEND": "TRITON_ATTN"}, ("--linear-backend=marlin",))
+    assert "marlin-TRITON_ATTN" not in offered(env("", "h200x2"), host, demo())
 
 
 def test_other_kernels_travel_in_a_profile(tmp_path: Path) -> None:
@@ -289,3 +297,26 @@ def test_the_report_has_a_row_for_each() -> None:
     assert "| b | wrong | - | - | - | - | - | prompt 3 / it is empty |" in text
     assert "- c: set in .env:3" in text
     assert "Kept: **a** (x 1.10)" in text
+
+
+# ------------------------------------------------------------------ what there is time for
+@pytest.mark.parametrize(
+    ("left", "plans", "found"),
+    [(87, 10, 0), (88, 10, 1), (196, 10, 1), (197, 10, 2), (10_000, 10, 10), (-5, 10, 0), (500, 0, 0)],
+)
+def test_a_plan_is_begun_when_four_fifths_of_the_configured_ones_time_are_left(
+    left: float, plans: int, found: int
+) -> None:
+    assert tune_outcome.fit(left, 109, plans) == found
+
+
+def test_what_there_is_time_for_is_said_with_the_minutes_that_would_do() -> None:
+    assert tune_text.room(107, 109, 109, 10) == (
+        "about 1 of 10 other plans fit into the 1.8 min left, at some 109 s each; "
+        "--minutes 20 is enough for all"
+    )
+    assert tune_text.room(40, 140, 109, 10) == (
+        "no other plan fits into the 40 s left, at some 109 s each: --minutes 5 is enough for one; "
+        "what was measured is kept"
+    )
+    assert tune_text.room(5000, 400, 109, 10) == "time for 10 other plans, at some 109 s each"
