@@ -38,23 +38,24 @@ _NO_P2P = {"NCCL_P2P_DISABLE": "1"}
 _CARDS = {"REPLICAS": "2", "TENSOR_PARALLEL_SIZE": "1"}
 _MANY = ("streams-32", "streams-128", "streams-256")
 
-_TP2 = {"single": 112.7, "streams-8": 750.0, "streams-32": 2347.0, "streams-128": 4432.0}
+_TP2 = {"single": 112.7, "streams-8": 838.0, "streams-32": 2347.0, "streams-128": 4432.0}
 _ONE = {"single": 84.5, "streams-8": 560.0, "streams-32": 1671.0, "streams-128": 2833.0}
 SPEEDS: Mapping[str, Mapping[str, float]] = {
     "default": _TP2,
     "no-p2p": {"single": 96.7, "streams-8": 600.0, "streams-32": 1450.0, "streams-128": 2555.0},
     "seed": {"single": 14.0, "streams-8": 105.0, "streams-32": 359.0, "streams-128": 1152.0},
     "one-card": _ONE,
-    "replicas": {"single": 84.5, "streams-8": 640.0, "streams-32": 2200.0, "streams-128": 4400.0},
+    "replicas": {"single": 84.5, "streams-8": 640.0, "streams-32": 2064.0, "streams-128": 4270.0},
 }
-"""Tokens a second of the 32B AWQ architecture on 2x H200 (docs/gpu/seed-table.md; vLLM's offline API,
-2026-11-30); 8 streams and the replicas are guesses between them. For estimates of time only."""
+"""Tokens a second of the 32B AWQ architecture on 2x H200, 2026-11-30: vLLM's offline API
+(docs/gpu/seed-table.md), the replicas and 8 streams of TP=2 by `bwd bench serve` (docs/gpu/2xh200-plans.md);
+8 streams of the others are guesses. For estimates of time only: four plans took 0.9 to 1.1 times as long."""
 START_S = 100.0
 """Of a start there: 120 s with an empty cache of torch.compile, some 75 with a full one."""
 _AROUND_S = 35.0
 """The generator's imports, the copies, a few requests that are not counted, and the stop."""
-_PROMPT_RATE = 8000.0
-"""Prompt tokens a second, a guess."""
+_PROMPT_RATE = 15000.0
+"""Prompt tokens a second: 16,384 in 1.08 s (docs/gpu/2xh200-plans.md, TP=2)."""
 
 VARIANTS = (
     Variant(
