@@ -62,7 +62,7 @@ Causes that no line names:
 
 | id | class | when |
 | --- | --- | --- |
-| HUNG | transient | nothing moved for the window while there was work, and a process is stopped or gone, or the canary failed |
+| HUNG | transient | nothing moved for the window while there was work, and a process is stopped or gone, or the canary failed while its threads got a processor (supervision.md) |
 | WORKER_DIED, CORE_DIED, PROCESS_DIED | transient | a worker, the EngineCore, another of vLLM's own processes died under a serving engine: the kernel tells at once |
 | EXITED | transient | the engine exited unasked, whatever its code (vLLM exits 0 when its engine dies) |
 | BAD_ARGUMENTS | configuration | exit code 2 during the start, and no line says why |
@@ -70,7 +70,8 @@ Causes that no line names:
 | STUCK_START | stuck start | not READY {warm:.0f} minutes after the start ({cold:.0f} with empty caches) |
 | UNKNOWN_ERROR | transient | an exception during the start that no row knows; it is quoted |
 | STUCK_IN_DRIVER | driver | a process survived SIGKILL for {kill:.0f} s and is seen to sit in the kernel |
-| UNKILLABLE | driver | a process survived SIGKILL for {kill:.0f} s, or what it held was not free after {reap:.0f} s, and why cannot be seen |
+| UNKILLABLE | driver | a process survived SIGKILL for {kill:.0f} s, or what it held was not free after {reap:.0f} s, and why cannot be seen; \
+the time in which it waits for a processor does not count, for {starved:.0f} minutes |
 """
 
 
@@ -80,7 +81,7 @@ def page() -> str:
     parts = [
         _HEAD.format(
             communicator=policy.communicator, warm=policy.start_warm / 60, cold=policy.start_cold / 60,
-            kill=policy.kill_wait, reap=policy.reap_wait,
+            kill=policy.kill_wait, reap=policy.reap_wait, starved=policy.starved_wait / 60,
         )
     ]  # fmt: skip
     values = {

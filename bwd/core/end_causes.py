@@ -48,10 +48,12 @@ def stuck_start(state: State, now: float, policy: Policy) -> Cause:
 
 
 def unkillable(state: State, policy: Policy) -> Cause:
-    """The end outlasted its limit: VRAM that stays taken (unsloth#3331), or a process that gets no processor
-    time to die in (seen on a machine whose other work came first). A process that is seen to sit in the
-    kernel is STUCK_IN_DRIVER (daemon/ending.py)."""
-    if state.ending is Ending.REAPING:
+    """The end outlasted its limit: VRAM that stays taken (unsloth#3331), or a process that got no processor
+    time to die in for longer than that is waited for (seen on a machine whose other work came first). A
+    process that is seen to sit in the kernel is STUCK_IN_DRIVER (daemon/ending.py)."""
+    if state.starved:
+        text = f"what was killed of run {state.run} does not end: {state.starved}"
+    elif state.ending is Ending.REAPING:
         text = f"what run {state.run} held did not become free in {policy.reap_wait:.0f} s"
     else:
         text = f"a process of run {state.run} survived SIGKILL for {policy.kill_wait:.0f} s"

@@ -220,6 +220,13 @@ class Stuck(RunEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Starved(RunEvent):
+    """What is left of the run was killed and waits for a processor to end on. `why` is the evidence."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Adopted(RunEvent):
     """A run of an earlier bwd was found alive, with its identity proven."""
 

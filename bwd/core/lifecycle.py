@@ -55,6 +55,7 @@ from bwd.core.events import (
     Snapshot,
     Spawn,
     Start,
+    Starved,
     Stop,
     Stuck,
     Suspicion,
@@ -237,6 +238,8 @@ def _of_run(state: State, event: RunEvent, now: float, policy: Policy) -> Step:
             return _reaped(state, now, policy)
         case Stuck() if phase is P.STOPPING:
             return _stuck(state, event.cause, now)
+        case Starved() if phase is P.STOPPING:
+            return _patience(state, event, now, policy), ()
     return state, ()
 
 
@@ -312,6 +315,14 @@ def _timeout(state: State, event: Timeout, now: float, policy: Policy) -> Step:
         case P.BACKOFF:
             return _retry(state, now)
     return state, ()
+
+
+def _patience(state: State, event: Starved, now: float, policy: Policy) -> State:
+    """What gets no processor cannot end, and is not stuck: the limit begins anew, for so long."""
+    limit = policy.starved_wait if state.wanted else policy.starved_stop
+    if state.ending is Ending.TERMINATED or now - state.entered >= limit:
+        return replace(state, starved=event.why)
+    return replace(_ending(state, state.ending, now), why=f"{state.ending}: {event.why}")
 
 
 def _stuck(state: State, cause: Cause, now: float) -> Step:
@@ -396,7 +407,7 @@ def _adopt(state: State, event: Adopted, now: float) -> Step:
 
 
 def _enter(state: State, phase: Phase, now: float) -> State:
-    return replace(state, phase=phase, entered=now, progressed=now, ending=Ending.NONE, why="")
+    return replace(state, phase=phase, entered=now, progressed=now, ending=Ending.NONE, starved="", why="")
 
 
 def _ending(state: State, ending: Ending, now: float) -> State:

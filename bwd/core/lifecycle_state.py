@@ -46,6 +46,10 @@ class Policy:
     grace: float = 15.0  # TERM to KILL; an idle vLLM needs 2 s, one with open streams never ends
     kill_wait: float = 30.0  # KILL to "stuck in the driver"
     reap_wait: float = 90.0  # VRAM wait (60 s) and the rest of the reaping
+    # So long after the order to end, neither limit runs while what was killed gets no processor to end on: no
+    # reboot is needed for that. A stop has the time that supervisord leaves it (a test adds it up).
+    starved_wait: float = 600.0
+    starved_stop: float = 120.0
     backoff: tuple[float, ...] = (5.0, 20.0, 60.0)
     burst: int = 3  # failures allowed ...
     window: float = 15 * 60.0  # ... in this time
@@ -79,7 +83,8 @@ class State:
     generation: int = 0
     entered: float = 0.0
     ending: Ending = Ending.NONE
-    pressed: float = 0.0  # when `ending` came to where it is
+    pressed: float = 0.0  # when `ending` came to where it is, or was last seen to get no processor
+    starved: str = ""  # the evidence for that, once it is no excuse any more
     started: float = 0.0  # when the run was spawned
     progressed: float = 0.0  # when the start last moved
     communicating: float | None = None

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from bwd.core.counters import Counters
 from bwd.core.events import Cause
+from bwd.core.starvation import Waits
 
 
 class Outcome(StrEnum):
@@ -57,6 +58,8 @@ class Sample:
     computing        evidence that the devices really compute (power near its limit on a GPU, CPU time
                      of a worker on a CPU), "" when not or not known
     suspicions       texts of SUSPECT lines since the last sample
+    waits            what the threads of the engine's core got of the processors since the last sample; None:
+                     not looked at (nothing stands still), or the kernel does not count it
     refused          nobody listens on the engine's socket (its queue being full is another matter)
     health           HTTP status of /health; None: no answer
     asleep           seconds that the machine was suspended since the last sample (boot time less
@@ -73,6 +76,7 @@ class Sample:
     compiling: str = ""
     computing: str = ""
     suspicions: tuple[str, ...] = ()
+    waits: Waits | None = None
     refused: bool = False
     health: int | None = None
     asleep: float = 0.0
@@ -100,6 +104,11 @@ class ProbeSpec:
     gap: float = 8.0
     compile_limit: float = 30 * 60.0  # FlashInfer's first JIT took 15 min (cases 2): then it is no excuse
     compute_limit: float = 300.0
+    # An engine that waits for a processor is left alone for as long as it gets none. After this time (vLLM's
+    # own limit of a step) it excuses none whose threads together had this much of a processor: that is more
+    # than a canary needs, and nothing came of it, so those that wait are beside the point.
+    starved_limit: float = 300.0
+    starved_share: float = 0.1
     blind_window: float = 60.0  # without counters: so long, and so many canaries
     blind_canaries: int = 3
 

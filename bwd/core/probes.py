@@ -10,13 +10,16 @@ The rules (design.md "Engine phases"):
    that slept. What cannot be seen at all is said: "hang check off".
 5. Every stall is counted in observed time only: a gap between two samples (a suspended machine, a
    starved daemon, a clock that jumped) starts the count anew.
+6. An engine that gets no processor is not hung: while its threads waited for one for half of the last
+   window (core/starvation), canaries that fail prove nothing. It is left alone, and that is said: no
+   restart gives it a processor. A stopped or dead process and a closed socket count all the same.
 
 The shell samples every `interval(state, spec)` seconds, and starts a canary whenever `canary_due`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from bwd.core.counters import Counters
@@ -33,6 +36,7 @@ from bwd.core.probe_values import (
     Suspected,
     Verdict,
 )
+from bwd.core.starvation import Stall
 
 __all__ = [
     "Canary", "Healthy", "Hung", "Off", "Outcome", "ProbeSpec", "ProbeState", "Process", "Sample",
@@ -62,6 +66,7 @@ class ProbeState:
     answered: float = -inf
     suspicion: str = ""
     unseen: tuple[str, ...] = ()
+    stall: Stall = field(default_factory=Stall)  # what the threads got of the processors while nothing moved
 
 
 def begin(now: float) -> ProbeState:
@@ -116,7 +121,7 @@ def _anew(state: ProbeState, now: float) -> ProbeState:
     return replace(
         state, last=now, moved=now, work_since=None if state.work_since is None else now, stopped_since=(),
         failing_since=None, failures=0, canary_at=min(state.canary_at, now),
-        answered=min(state.answered, now), compile_since=None, disturbed=True,
+        answered=min(state.answered, now), compile_since=None, disturbed=True, stall=Stall(),
     )  # fmt: skip
 
 
@@ -144,16 +149,18 @@ def _take(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec) -> Pro
     compiling = bool(sample.compiling)
     compile_since = (state.compile_since if state.compile_since is not None else now) if compiling else None
     excused = compile_since is not None and now - compile_since < spec.compile_limit
+    stall = state.stall.add(sample.waits, now, spec.window)
     state = replace(
         state,
         last=now,
+        stall=stall,
         counters=sample.counters if sample.counters is not None else state.counters,
         served=sample.served if sample.served is not None else state.served,
         counted=state.counted or (sample.counters is not None and sample.counters.usable),
         stopped_since=stopped,
         compile_since=compile_since,
         computed=now if sample.computing else state.computed,
-        disturbed=state.disturbed or bool(stopped) or compiling,
+        disturbed=state.disturbed or bool(stopped) or compiling or stall.recent.starved,
         suspicion=next(iter((*sample.suspicions, *_refusal(sample))), state.suspicion),
         unseen=sample.could_not,
     )
@@ -161,7 +168,8 @@ def _take(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec) -> Pro
         state = _moved(state, now)
     elif excused:
         state = replace(state, moved=now)
-    state = _take_canary(state, canary, moved)
+    starved = _starved(state, sample, stalled(state, now), spec)
+    state = _take_canary(state, canary, moved, starved)
     return _take_work(state, sample, now)
 
 
@@ -184,10 +192,11 @@ def _moved(state: ProbeState, now: float) -> ProbeState:
     return replace(
         state, moved=now, longest_step=longest, disturbed=bool(state.stopped_since), suspicion="",
         failing_since=None, failures=0,
+        stall=Stall(),
     )  # fmt: skip
 
 
-def _take_canary(state: ProbeState, canary: Canary | None, moved: bool) -> ProbeState:
+def _take_canary(state: ProbeState, canary: Canary | None, moved: bool, starved: bool) -> ProbeState:
     if canary is None:
         return state
     if canary.outcome is Outcome.ANSWERED:
@@ -196,7 +205,9 @@ def _take_canary(state: ProbeState, canary: Canary | None, moved: bool) -> Probe
         # Queued behind users, or no room to ask: slow at most.
         return replace(state, canary_at=canary.ended)
     since = canary.started if state.failing_since is None else state.failing_since
-    return replace(state, canary_at=canary.ended, failures=state.failures + 1, failing_since=since)
+    # Without a processor nobody answers: it failed, so there is work that waits, but it proves nothing
+    failures = state.failures + (not starved)
+    return replace(state, canary_at=canary.ended, failures=failures, failing_since=since)
 
 
 def _take_work(state: ProbeState, sample: Sample, now: float) -> ProbeState:
@@ -236,6 +247,8 @@ def _judge(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec) -> Ve
         return Hung(_hung(state, sample, now, sign))
     if state.stopped_since:
         return Suspected(_names([process for process, _ in state.stopped_since], sample))
+    if _starved(state, sample, still, spec) and (state.failures or still >= spec.window / 2):
+        return Suspected(_starving(state, sample, still))
     if state.failures:
         return Suspected(f"the canary failed {_times(state.failures)}")
     if state.suspicion:
@@ -255,6 +268,8 @@ def _long_enough(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec)
         return still >= spec.window  # no step, however long, closes the socket
     if now - state.computed < spec.window and still < spec.compute_limit:
         return False
+    if _starved(state, sample, still, spec):
+        return False
     if sample.counters is not None and sample.counters.usable:
         return still >= window(state, spec)
     return (
@@ -262,6 +277,13 @@ def _long_enough(state: ProbeState, sample: Sample, now: float, spec: ProbeSpec)
         and state.failures >= spec.blind_canaries
         and still >= max(spec.blind_window, window(state, spec))
     )
+
+
+def _starved(state: ProbeState, sample: Sample, still: float, spec: ProbeSpec) -> bool:
+    """Whether a stall of `still` seconds is explained by threads that get no processor. The kernel itself
+    says that nobody listens: no processor is needed for that."""
+    spent = still >= spec.starved_limit and state.stall.share >= spec.starved_share
+    return state.stall.recent.starved and not spent and not sample.refused
 
 
 def event(verdict: Verdict, run: int, phase: Phase) -> RunEvent | None:
@@ -283,6 +305,10 @@ def _hung(state: ProbeState, sample: Sample, now: float, sign: str) -> Cause:
     still = stalled(state, now)
     text = f"hung: nothing moved for {still:.0f} s with {_work(sample)}, and {sign}"
     return Cause(Kind.TRANSIENT, "HUNG", text)
+
+
+def _starving(state: ProbeState, sample: Sample, still: float) -> str:
+    return f"starved: {state.stall.recent}; nothing moved for {still:.0f} s with {_work(sample)}"
 
 
 def _names(processes: list[Process], sample: Sample) -> str:

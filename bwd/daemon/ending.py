@@ -10,7 +10,8 @@ from bwd.adapters import clock, nvml, process, shm
 from bwd.adapters.front_client import Stats
 from bwd.adapters.probe import Probe
 from bwd.adapters.process import Process
-from bwd.core.events import Cause, Drained, Exited, Kind, Phase, Reaped, Stuck
+from bwd.adapters.run_queue import RunQueue
+from bwd.core.events import Cause, Drained, Exited, Kind, Phase, Reaped, Starved, Stuck
 from bwd.daemon.engine_run import EngineRun
 
 
@@ -60,6 +61,23 @@ async def kill(run: EngineRun) -> None:
         run.post(Exited(run.number, -1))
         return
     await _kill_all(run)
+    run.tasks.append(asyncio.create_task(tell_starved(run)))
+
+
+async def tell_starved(run: EngineRun) -> None:
+    """Say so for as long as what was killed gets no processor to end on: that is no process that cannot be
+    killed. Of a process whose first thread has ended the others still count."""
+    queue = RunQueue()
+    while run.phase() is Phase.STOPPING:
+        waits = await asyncio.to_thread(lambda: queue.look(_there(run), clock.monotonic()))
+        if waits is not None and waits.starved:
+            run.post(Starved(run.number, str(waits)))
+        await asyncio.sleep(run.world.limits.starved)
+
+
+def _there(run: EngineRun) -> tuple[int, ...]:
+    found = ((member, process.read(pid)) for pid, member in tuple(run.known.items()))
+    return tuple(now.pid for member, now in found if now and now.start_time == member.start_time)
 
 
 async def _kill_all(run: EngineRun) -> None:
@@ -67,6 +85,7 @@ async def _kill_all(run: EngineRun) -> None:
     trackers = tuple(m for m in members if m.state != "D" and process.is_tracker(m))
     others = tuple(member for member in members if member not in trackers)
     process.send(others, signal.SIGKILL)
+    process.hurry(member.pid for member in others)
     if trackers:
         await process.gone(lambda: _living(trackers), run.world.limits.tracker, 0.05)
         process.send(_living(trackers), signal.SIGKILL)
@@ -83,6 +102,14 @@ def _living(members: tuple[Process, ...]) -> tuple[Process, ...]:
 async def reap(run: EngineRun) -> None:
     """Wait, killing what is left, until processes, socket, shared memory and GPU memory of the run are
     free; then Reaped. What cannot be removed is Stuck."""
+    telling = asyncio.create_task(tell_starved(run))
+    try:
+        await _reap(run)
+    finally:
+        telling.cancel()
+
+
+async def _reap(run: EngineRun) -> None:
     world = run.world
     begun = clock.monotonic()
     first = True
@@ -115,9 +142,11 @@ async def reap(run: EngineRun) -> None:
 
 
 def _stuck(members: tuple[Process, ...]) -> Process | None:
-    """A process that a KILL did not end because it sits in the kernel."""
+    """A process that a KILL did not end because it sits in the kernel: at two looks, because one that ends
+    passes through there as well."""
+    before = {member.pid for member in members if member.state == "D"}
     living = _living(members)
-    return next((member for member in living if member.state == "D"), None)
+    return next((member for member in living if member.state == "D" and member.pid in before), None)
 
 
 def _in_driver(run: EngineRun, member: Process) -> Cause:

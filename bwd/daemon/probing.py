@@ -13,10 +13,12 @@ from bwd.adapters import clock, compiling, process
 from bwd.adapters.front_client import Stats
 from bwd.adapters.gpu_load import GpuLoad
 from bwd.adapters.probe import Answer, Probe
+from bwd.adapters.run_queue import RunQueue
 from bwd.core import members, probes
 from bwd.core.counters import Counters
 from bwd.core.events import SERVES, STARTS, Answering, Phase
 from bwd.core.probes import Canary, Outcome, ProbeSpec, ProbeState, Sample
+from bwd.core.starvation import Waits
 from bwd.daemon.engine_run import EngineRun
 
 RATE_WINDOW = 10.0
@@ -42,6 +44,7 @@ class Probing:
     _cpu: tuple[float, float] = (0.0, 0.0)
     _sampled: tuple[tuple[probes.Process, ...], tuple[probes.Process, ...]] = ((), ())
     _gpus: GpuLoad = field(default_factory=GpuLoad)
+    _queue: RunQueue = field(default_factory=RunQueue)
     _asleep: float = field(default_factory=clock.suspended)
     _caches: compiling.Caches = field(init=False)
 
@@ -104,10 +107,11 @@ class Probing:
         self._sampled = stopped, gone = self._processes()
         # A stopped server answers nobody: waiting long for it would only put off the verdict
         patience = _SHORT if stopped else _PATIENCE
-        counters, stats, health, _ = await asyncio.gather(
+        counters, stats, health, waits, _ = await asyncio.gather(
             probe.counters(patience),
             self.ask_front(),
             probe.health(patience) if uneasy else _nothing(),
+            self._waits(uneasy),
             self._look(probe_all=uneasy),
         )
         could_not = (counters,) if isinstance(counters, str) else ()
@@ -121,6 +125,7 @@ class Probing:
             gone=gone,
             compiling=await self._compiling(uneasy),
             computing=await self._computing(uneasy),
+            waits=waits,
             suspicions=tuple(run.suspicions),
             refused=isinstance(counters, str) and probe.refused(),
             health=health.status or None if health is not None else None,
@@ -240,6 +245,15 @@ class Probing:
 
     def _named(self, known: process.Process) -> probes.Process:
         return probes.Process(known.pid, members.label(self.run.names.get(known.pid, known.name)))
+
+    async def _waits(self, uneasy: bool) -> Waits | None:
+        """What the engine's threads got of the processors, looked at only when something may stand still."""
+        if not uneasy:
+            self._queue.forget()
+            return None
+        pids = self.run.core or tuple(self.run.known)
+        # the time is taken in the thread: on a machine that starves an engine it begins late as well
+        return await asyncio.to_thread(lambda: self._queue.look(pids, clock.monotonic()))
 
     async def _compiling(self, uneasy: bool) -> str:
         found = compiling.compiler(member.name for member in self._members)

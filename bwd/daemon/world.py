@@ -45,6 +45,7 @@ class Limits:
     orphans: float = 2.0  # left to workers whose API server is gone: they clean up better than a KILL does
     gate: float = 1.0  # between two puts of an unchanged gate
     drain_poll: float = 0.25
+    starved: float = 2.0  # between two looks whether what was killed gets a processor to end on
 
 
 @dataclass(frozen=True, slots=True)

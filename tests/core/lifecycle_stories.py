@@ -28,6 +28,7 @@ from bwd.core.events import (
     Restart,
     SettingsChanged,
     Start,
+    Starved,
     Stop,
     Stuck,
     Suspicion,
@@ -667,6 +668,53 @@ def _(p: Play) -> None:
     p(110, Exited(1, 0), "stopping", "snapshot 1 EXITED, reap 1")
     assert p.deadline == 200
     p.tick_at_deadline("fatal", "say gave up: UNKILLABLE")
+
+
+@story("what was killed and gets no processor to end on is waited for")
+def _(p: Play) -> None:
+    p.up()
+    p(110, Failed(1, HUNG), "stopping", None)
+    for at in range(112, 400, 2):
+        p(at, Starved(1, "its threads waited 2 of 2 s for a processor"), "stopping", "")
+    assert p.deadline == 398 + 30
+    p(399, Tick(), "stopping", "")
+    p(420, Exited(1, -9), "stopping", "reap 1")
+    p(422, Starved(1, "its threads waited 2 of 2 s for a processor"), "stopping", "")
+    assert p.deadline == 422 + 90
+    p(430, Reaped(1), "backoff", "say trying again: HUNG", starved="")
+
+
+@story("what gets no processor is waited for ten minutes, and two when a person waits for the stop")
+def _(p: Play) -> None:
+    p.up()
+    p(110, Failed(1, HUNG), "stopping", None)
+    p(700, Starved(1, "its threads waited 2 of 2 s for a processor"), "stopping", "")
+    p(715, Starved(1, "its threads waited 2 of 2 s for a processor"), "stopping", "")
+    assert p.deadline == 730
+    p(716, Stop(), "stopping", "", wanted=False)
+    p(729, Tick(), "stopping", "")
+    p.tick_at_deadline("fatal", "say gave up: UNKILLABLE", starved="")
+    assert "waited 2 of 2 s for a processor" in p.state.cause.text
+
+
+@story("a stop has the time that supervisord leaves it")
+def _(p: Play) -> None:
+    p.up()
+    p(110, Stop(), "draining", None)
+    p(111, Drained(1, cut=True), "stopping", "kill 1")
+    p(230, Starved(1, "no processor"), "stopping", "")
+    p(232, Starved(1, "no processor"), "stopping", "")
+    assert p.deadline == 260
+
+
+@story("a TERM is not put off by it: the KILL comes in its time")
+def _(p: Play) -> None:
+    p.up()
+    p(110, Stop(), "draining", None)
+    p.drained(115)
+    p(128, Starved(1, "no processor"), "stopping", "")
+    p.tick_at_deadline("stopping", "kill 1")
+    assert p.now == 130
 
 
 @story("nothing is started on top of an unkillable run")

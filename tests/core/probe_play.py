@@ -16,6 +16,7 @@ from typing import Any
 from bwd.core import probes
 from bwd.core.counters import Counters
 from bwd.core.probe_values import Canary, Outcome, ProbeSpec, Process, Sample
+from bwd.core.starvation import Waits
 
 Span = tuple[float, float]
 WORKER = Process(4242, "Worker_TP1")
@@ -47,6 +48,8 @@ class Engine:
     shm: tuple[float, ...] = ()  # times of SHM lines
     asleep: tuple[Span, ...] = ()  # the machine: nobody samples; monotonic time stands still
     starved: tuple[Span, ...] = ()  # the daemon: nobody samples; time goes on
+    # (from, to, part of the time that a thread waits for a processor, processors that all have together)
+    waits: tuple[tuple[float, float, float, float], ...] = ()
     counted: bool = True  # /metrics has counters at all
     gauges: bool = True
     served_rate: float = 0.0
@@ -79,6 +82,7 @@ def watch(
     started: float | None = None
     answered = 0
     said_shm = 0.0
+    last = 0.0
     while t < until:
         step = module.interval(state, spec)
         assert step > 0
@@ -132,15 +136,26 @@ def watch(
             refused=inside(engine.refused, t),
             health=503 if t >= engine.dead else 200,
             asleep=slept,
+            waits=_waits(engine, last, t) if _looks(module, state, t, spec) else None,
             could_not=() if readable else ("/metrics: did not answer",),
         )
-        said_shm = t
+        said_shm = last = t
         state, verdict = module.observe(state, sample, t, spec)
         yield t, sample, verdict
         if type(verdict).__name__ == "Hung":
             return
         if started is None and module.canary_due(state, t, spec):
             started = t
+
+
+def _looks(module: ModuleType | Any, state: Any, t: float, spec: ProbeSpec) -> bool:
+    """The daemon reads run queues only while something may stand still."""
+    return bool(module.interval(state, spec) < spec.interval or module.stalled(state, t) >= spec.window / 4)
+
+
+def _waits(engine: Engine, last: float, t: float) -> Waits:
+    spans = [(max(0.0, min(t, b) - max(last, a)), part, had) for a, b, part, had in engine.waits]
+    return Waits(t - last, sum(s * part for s, part, _ in spans), sum(s * had for s, _, had in spans))
 
 
 def hung_at(

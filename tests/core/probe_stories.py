@@ -84,7 +84,54 @@ WATCHED: dict[str, Watched] = {
     "no gauges in /metrics": Watched(Engine(gauges=False, load=ALWAYS)),
     "a compiler at work on an idle engine": Watched(Engine(compiling=((100, 200),))),
     "a socket that is gone for 8 s": Watched(Engine(load=ALWAYS, refused=((100, 108),))),
+    "an idle engine that gets no processor for an hour": Watched(
+        frozen(100, 3700, waits=((100, 3700, 0.95, 0.02),)), until=4000
+    ),
+    "a busy engine that gets no processor for an hour": Watched(
+        frozen(100, 3700, load=ALWAYS, waits=((100, 3700, 0.95, 0.02),)), until=4000
+    ),
+    "a busy engine that loses its processor in the middle of a canary": Watched(
+        frozen(100, 400, load=ALWAYS, waits=((112, 400, 0.95, 0.02),)), until=600, spec=SPEC_LONG_STEP
+    ),
+    "no processor, and /metrics gives up as well": Watched(
+        frozen(100, 900, load=ALWAYS, unreadable=((100, 900),), waits=((100, 900, 0.95, 0.02),)), until=1200
+    ),
+    "no processor for a minute, ten times": Watched(
+        Engine(
+            frozen=tuple((200.0 * i, 200.0 * i + 60) for i in range(1, 11)),
+            waits=tuple((200.0 * i, 200.0 * i + 60, 0.9, 0.05) for i in range(1, 11)),
+            load=ALWAYS,
+        ),
+        until=2400,
+    ),
+    "an engine that needs 9 s to come round once it gets a processor": Watched(
+        frozen(100, 309, waits=((100, 300, 0.95, 0.02),)), until=900
+    ),
+    "a third of a processor for four minutes, and a step that takes as long": Watched(
+        frozen(100, 340, load=ALWAYS, waits=((100, 340, 0.66, 0.33),)), until=900
+    ),
     # ---------------------------------------------------------------- hung
+    "a deadlock beside a load, one thread of which waits a little": Watched(
+        frozen(100, load=ALWAYS, waits=((0, inf, 0.3, 0.2),)), (110, 121)
+    ),
+    "a deadlock beside a load on an idle engine": Watched(
+        frozen(100, waits=((0, inf, 0.3, 0.2),)), (110, 152)
+    ),
+    "a deadlock behind a pool that computes and waits": Watched(
+        frozen(100, load=ALWAYS, waits=((0, inf, 0.6, 0.8),)), (400, 425), until=900
+    ),
+    "a deadlock that begins under a load which then ends": Watched(
+        frozen(100, load=ALWAYS, waits=((100, 300, 0.9, 0.02),)), (305, 325), until=900
+    ),
+    "a worker stopped on a machine that gives no processor": Watched(
+        frozen(100, load=ALWAYS, stopped=((100, inf),), waits=((100, inf, 0.95, 0.02),)), (110, 115)
+    ),
+    "a closed socket on a machine that gives no processor": Watched(
+        frozen(100, load=ALWAYS, refused=((100, inf),), waits=((100, inf, 0.95, 0.02),)), (108, 113)
+    ),
+    "a deadlock after a starved minute is as quick as ever": Watched(
+        Engine(frozen=((50, 110), (300, inf)), waits=((50, 110, 0.9, 0.05),), load=ALWAYS), (310, 321)
+    ),
     "a worker stopped under load": Watched(frozen(100, stopped=((100, inf),), load=ALWAYS), (110, 115)),
     "a worker stopped on an idle engine": Watched(frozen(100, stopped=((100, inf),)), (110, 116)),
     "a worker killed under load": Watched(frozen(100, gone=((100, inf),), load=ALWAYS), (110, 115)),

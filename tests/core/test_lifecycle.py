@@ -33,6 +33,7 @@ from bwd.core.events import (
     Restart,
     SettingsChanged,
     Start,
+    Starved,
     Stop,
     Stuck,
     Suspicion,
@@ -56,7 +57,7 @@ EVENTS: list[Event] = [
     Start(), Stop(), Restart(), SettingsChanged(), Tick(), Preparing(3, Prep.FETCHING), Prepared(3, B),
     PrepareFailed(3, CONFIG), Communicating(1), Loading(1), Warming(1), Answering(1), Progress(1),
     Noticed(1, CONFIG), Suspicion(1, "flat"), Cleared(1), Failed(1, HUNG), Exited(1, 0), Drained(1),
-    Reaped(1), Stuck(1, DRIVER), Adopted(1, A, Phase.READY),
+    Reaped(1), Stuck(1, DRIVER), Starved(1, "no processor"), Adopted(1, A, Phase.READY),
 ]  # fmt: skip
 
 

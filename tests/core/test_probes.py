@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
 
@@ -91,6 +92,20 @@ def test_the_cause_says_what_was_seen() -> None:
     assert verdict.cause.text.startswith("hung: nothing moved for 1")
     assert "3 running and 0 waiting" in verdict.cause.text
     assert "Worker_TP1 (pid 4242) is stopped" in verdict.cause.text
+
+
+def test_a_starved_engine_is_left_alone_and_that_is_said_with_the_seconds() -> None:
+    engine = frozen(100, 400, waits=((100, 400, 0.95, 0.02),))
+    seen = [(t, v.why) for t, _, v in watch(engine, 390) if isinstance(v, Suspected)]
+    at, why = seen[-1]
+    assert at > 380
+    assert re.fullmatch(
+        r"starved: its threads waited (9|10) of 10 s for a processor; "
+        r"nothing moved for 2\d\d s with only the canary in flight",
+        why,
+    )
+    after = [type(v) for t, _, v in watch(engine, 500) if t > 410]
+    assert set(after) == {Healthy}
 
 
 def test_what_a_verdict_tells_the_lifecycle() -> None:

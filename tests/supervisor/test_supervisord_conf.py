@@ -36,7 +36,7 @@ def number(section: str, key: str) -> int:
 def test_the_stop_chain_nests() -> None:
     """stopwaitsecs > drain + grace + kill wait + reap wait, all of it > what the engine itself waits."""
     policy = Policy()
-    longest = DRAIN_MAX + policy.grace + policy.kill_wait + policy.reap_wait
+    longest = DRAIN_MAX + policy.grace + policy.kill_wait + policy.reap_wait + policy.starved_stop
     assert number("program:bwd", "stopwaitsecs") > longest
     assert policy.grace > SHUTDOWN_TIMEOUT_S  # the engine ends by itself before it is killed
     assert number("program:front", "stopwaitsecs") > DRAIN_MAX

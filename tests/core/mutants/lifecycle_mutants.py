@@ -426,4 +426,32 @@ LIFECYCLE: tuple[Mutant, ...] = (
         "case Exited() if phase in ALIVE and event.code != 0:",
         "an exit that nobody asked for is a failure, also with code 0",
     ),
+    (
+        "what gets no processor is stuck",
+        "lifecycle",
+        "    return replace(_ending(state, state.ending, now), why=f",
+        "    return replace(state, why=f",
+        "what was killed and gets no processor to end on is waited for",
+    ),
+    (
+        "what gets no processor is waited for without limit",
+        "lifecycle",
+        "if state.ending is Ending.TERMINATED or now - state.entered >= limit:",
+        "if state.ending is Ending.TERMINATED:",
+        "what gets no processor is waited for ten minutes, and two when a person waits for the stop",
+    ),
+    (
+        "a stop waits as long as a restart for what gets no processor",
+        "lifecycle",
+        "limit = policy.starved_wait if state.wanted else policy.starved_stop",
+        "limit = policy.starved_wait",
+        "a stop has the time that supervisord leaves it",
+    ),
+    (
+        "what gets no processor puts off the KILL",
+        "lifecycle",
+        "if state.ending is Ending.TERMINATED or now - state.entered",
+        "if now - state.entered",
+        "a TERM is not put off by it: the KILL comes in its time",
+    ),
 )
