@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bwd.adapters.kept_http import KeptHttp, NotThere
+import aiohttp
+
 from bwd.core import gate as gates
 from bwd.core.gate import Gate
 
@@ -36,8 +36,9 @@ class Stats:
 
 class FrontClient:
     def __init__(self, socket: Path, timeout: float = 2.0) -> None:
+        self._socket = socket
         self._timeout = timeout
-        self._http = KeptHttp(socket)
+        self._session: aiohttp.ClientSession | None = None
         self.absent = False
         """Nobody listened on the socket when it was last asked: there is no front."""
 
@@ -52,23 +53,32 @@ class FrontClient:
         return None if why else _stats(data)
 
     async def close(self) -> None:
-        self._http.close()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     async def _ask(self, method: str, path: str, body: Mapping[str, object] | None) -> tuple[Any, str]:
-        data = None if body is None else json.dumps(body).encode("utf-8")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(path=str(self._socket)), trust_env=False
+            )
         try:
-            async with asyncio.timeout(self._timeout):
-                answer = await self._http.ask(method, path, data)
-            self.absent = False
-            if answer.status >= 300:
-                text = answer.body[:200].decode("utf-8", "replace").replace("\n", " ")
-                return None, f"front answers {answer.status} {text}"
-            return (json.loads(answer.body) if answer.content_type == "application/json" else None), ""
+            async with (
+                asyncio.timeout(self._timeout),
+                self._session.request(method, f"http://front{path}", json=body) as response,
+            ):
+                self.absent = False
+                if response.status >= 300:
+                    text = (await response.text())[:200].replace("\n", " ")
+                    return None, f"front answers {response.status} {text}"
+                if response.content_type == "application/json":
+                    return await response.json(), ""
+                return None, ""
         except TimeoutError:
             self.absent = False
             return None, f"front does not answer in {self._timeout:.0f} s"
-        except (OSError, ValueError) as error:
-            self.absent = isinstance(error, NotThere)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            self.absent = isinstance(error, aiohttp.ClientConnectorError)
             return None, f"front is not there ({type(error).__name__})"
 
 

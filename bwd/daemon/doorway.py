@@ -1,4 +1,4 @@
-"""Tells front what to do with requests: the gate, put at every change and once a second."""
+"""Tells front what to do with requests: the gate, put at every change and every other second."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class Doorway:
         while True:
             self._changed.clear()
             await self.put()
-            # the clock sets the event too: a timeout would cancel and raise each second
-            again = loop.call_later(self.period, self._changed.set)
+            # the clock sets the event too: a timeout would cancel and raise each time
+            again = loop.call_later(self.period / 2 if self.trouble else self.period, self._changed.set)
             try:
                 await self._changed.wait()
             finally:

@@ -43,7 +43,9 @@ class Limits:
     # quarter of a second (docs/benchmarks/reload.md), and what it leaves is removed anyway.
     tracker: float = 0.5
     orphans: float = 2.0  # left to workers whose API server is gone: they clean up better than a KILL does
-    gate: float = 1.0  # between two puts of an unchanged gate
+    # Between two puts of an unchanged gate, which a restarted front waits for; half of it while front does
+    # not take it
+    gate: float = 2.0
     drain_poll: float = 0.25
     starved: float = 2.0  # between two looks whether what was killed gets a processor to end on
 
