@@ -255,8 +255,15 @@ def _took(seconds: float) -> str:
 
 
 def curl_line(endpoint: str, model: str, *, api_key: bool) -> str:
-    """A command that works when pasted: one question, one answer. The key itself is never printed."""
-    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    """A command that works when pasted: one question, one short answer. The key itself is never printed.
+    Greedy and bounded: sampled and without an end the small model can talk for minutes."""
+    question = "What is the capital of France? Answer in one short sentence."
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": 512,
+    }
     key = '-H "Authorization: Bearer $API_KEY" ' if api_key else ""
     return (
         f"curl {shlex.quote(endpoint + '/v1/chat/completions')} -H 'Content-Type: application/json' "

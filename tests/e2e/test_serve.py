@@ -34,7 +34,9 @@ def test_the_curl_line_works_when_pasted(served: Done, place: Place) -> None:
     line = re.search(r"curl .*(?:\\\n.*)*", served.out)
     assert line, served.out
     done = subprocess.run(["sh", "-c", line[0]], capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout)["choices"], done.stdout
+    (choice,) = json.loads(done.stdout)["choices"]
+    assert "Paris" in choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
 
 
 def test_a_chat_completion_is_english_and_names_paris(served: Done, place: Place) -> None:
@@ -91,9 +93,10 @@ def test_a_killed_engine_comes_back_and_the_old_one_is_gone(served: Done, place:
 
 
 def test_another_model_takes_over_by_an_edit(served: Done, place: Place) -> None:
+    before = place.status()["run"]["number"]
     place.write("PROFILE=cpu", "MODEL=demo-awq")
-    status = place.ready(3, 300)
-    assert status["model"]["id"] == "demo-awq"
+    status = place.ready(before + 1, 300)
+    assert status["model"]["id"] == "demo-awq", place.history()
     assert "Paris" in place.chat()
 
 
