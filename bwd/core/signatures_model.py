@@ -63,6 +63,18 @@ MODEL: tuple[Signature, ...] = (
         origin=_MEASURED,
     ),
     Signature(
+        id="CPU_NO_4BIT",
+        pattern=rf"{ERROR}'_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'",
+        means="vLLM's CPU engine has no kernels for 4-bit weights on a processor without AVX-512",
+        kind=Kind.CONFIG,
+        action=Action.NOTICE,
+        literal="cpu_gemm_wna16",
+        key="MODEL",
+        hint="a model without AWQ or GPTQ works there, such as MODEL=demo",
+        fixture="AttributeError: '_OpNamespace' '_C' object has no attribute 'cpu_gemm_wna16'",
+        origin=_MEASURED + ", an AMD EPYC with AVX2",
+    ),
+    Signature(
         id="MODEL_UNSUPPORTED",
         pattern=rf"{ERROR}Model architectures (?P<what>\[.*?\]|.+?) (?:are not supported for now|failed to be inspected)",
         means="this vLLM cannot serve the architecture {what}",
