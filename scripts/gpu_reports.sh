@@ -103,6 +103,8 @@ model=${MODEL:-auto}
 unset MODEL
 for step in $steps; do
   case $step in host | rehearse | plans | profile | tune | demo) ;; *) echo "no step $step" >&2 && exit 2 ;; esac
+done
+for step in $steps; do
   if [ "$(date +%s)" -gt $((end - 60)) ]; then
     say "$step: not begun, no time is left"
     continue

@@ -19,7 +19,6 @@ import gzip
 import http.client
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -41,17 +40,6 @@ _MORE = 400
 """Tokens a stream has left when the profiler begins: the steps, and what passes while it starts."""
 
 
-class _Unix(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("engine", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 class Engine:
     """The engine itself, behind front: by its unix socket, or "HOST:PORT"."""
 
@@ -60,7 +48,7 @@ class Engine:
 
     def connect(self, timeout: float) -> http.client.HTTPConnection:
         if "/" in self.where:
-            return _Unix(self.where, timeout)
+            return bwd_client.UnixConnection(Path(self.where), timeout)
         return http.client.HTTPConnection(self.where, timeout=timeout)
 
     def post(self, target: str, body: dict[str, Any], timeout: float) -> None:

@@ -29,7 +29,9 @@ class NoAnswer(BwdError):
     exit_code = ExitCode.UNKNOWN
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
+    """An HTTP connection to a server on the unix socket `path`; `timeout` in seconds for each step."""
+
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("bwd", timeout=timeout)
         self._path = path
@@ -55,7 +57,7 @@ def post(path: Path, target: str, body: Mapping[str, Any] | None = None, timeout
 
 
 def _ask(path: Path, method: str, target: str, body: dict[str, Any] | None, timeout: float) -> str:
-    connection = _UnixConnection(path, timeout)
+    connection = UnixConnection(path, timeout)
     try:
         payload = json.dumps(body).encode() if body is not None else None
         headers = {"Content-Type": "application/json"} if payload is not None else {}

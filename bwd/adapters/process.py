@@ -21,7 +21,7 @@ _MARKED = b"\0" + MARKER.encode() + b"="
 
 _PROC = Path("/proc")
 _LINE = 4096
-"""Bytes of /proc/PID/stat at most: 52 fields of 20 digits and a name of 64 (proc(5))."""
+"""Bytes of a line at most; the longest is stat: 52 fields of 20 digits and a name of 64 (proc(5))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def spawn(
 
 def read(pid: int) -> Process | None:
     """The process `pid` as it stands now; None when there is none."""
-    raw = _stat(pid)
+    raw = line(f"/proc/{pid}/stat")
     head, _, tail = raw.rpartition(b")")
     fields = tail.split(None, 20)
     try:
@@ -96,12 +96,13 @@ def read(pid: int) -> Process | None:
         return None
 
 
-def _stat(pid: int) -> bytes:
-    """The line of /proc/PID/stat, b"" when there is none. The name in it may hold blanks and parentheses:
-    fields count from the last ")". It is read some twenty times a second for as long as an engine lives,
-    and through Path and a text file that costs four times as much."""
+def line(path: str) -> bytes:
+    """The line of this file of /proc, b"" when there is none. Such lines are read some twenty times a second
+    for as long as an engine lives, and by hundreds when it is suspected; through Path and a text file that
+    costs four times as much. In stat the name may hold blanks and parentheses: fields count from the last
+    ")"."""
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
@@ -291,7 +292,7 @@ def affinity(pid: int) -> dict[int, frozenset[int]]:
 
 def cpu_seconds(one: Process) -> float:
     """Processor seconds that this process has used so far, 0 once it has ended."""
-    fields = _stat(one.pid).rpartition(b")")[2].split(None, 20)
+    fields = line(f"/proc/{one.pid}/stat").rpartition(b")")[2].split(None, 20)
     try:
         if fields[0] in (b"Z", b"X") or int(fields[19]) != one.start_time:
             return 0.0

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bwd.errors import BwdError
 
@@ -72,20 +73,25 @@ def check_torch(engine: Engine, own: bool, root: Path) -> str:
     )
 
 
-def look(python: Path, environ: Mapping[str, str]) -> Engine:
-    """What this interpreter has. Raises BwdError for what a build cannot do without."""
+def ask(python: Path, environ: Mapping[str, str], script: str) -> Any:
+    """The JSON that this script prints under the engine's Python. Raises BwdError."""
     try:
         got = subprocess.run(
-            [str(python), "-c", _ASK],
+            [str(python), "-c", script],
             env=dict(environ),
             capture_output=True,
             text=True,
             timeout=60,
             check=True,
         )
-        data = json.loads(got.stdout)
+        return json.loads(got.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise BwdError(f"the engine's Python does not answer: {error}", where="ENGINE_PYTHON") from error
+
+
+def look(python: Path, environ: Mapping[str, str]) -> Engine:
+    """What this interpreter has. Raises BwdError for what a build cannot do without."""
+    data = ask(python, environ, _ASK)
     if "torch" not in data:
         raise BwdError("the engine's environment has no torch", hint="use the locked cuda environment")
     torch, torch_root = data["torch"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from bwd.adapters import clock, hostinfo, nvml, process, run_file
 from bwd.adapters.process import Child
-from bwd.build import rehearsal, steps
+from bwd.build import engine, rehearsal, steps
 from bwd.build.sources import Say
 from bwd.commands import planning
 from bwd.core import log_lines
@@ -111,12 +109,5 @@ def _run_id(paths: Paths) -> str:
 
 def _installed(python: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """What of the engine is installed: versions, and the key of our wheel. Raises BwdError."""
-    try:
-        got = subprocess.run(
-            [str(python), "-c", _ASK],
-            env=dict(environ), capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-        data = json.loads(got.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise BwdError(f"the engine's Python does not answer: {error}", where="ENGINE_PYTHON") from error
+    data = engine.ask(python, environ, _ASK)
     return {str(name): str(version) for name, version in data.items()}

@@ -174,9 +174,7 @@ def _allocator(draft: Draft, settings: Settings, devices: Devices) -> None:
     """expandable_segments maps memory that cudaIpcGetMemHandle refuses: with the custom all-reduce
     and CUDA graphs the engine dies in custom_all_reduce.cuh (vllm#42609, #49101, #56180)."""
     custom = custom_all_reduce(draft, settings, devices)
-    eager = "--enforce-eager" in draft.flags or plan_extra.has_flag(
-        settings.extra_vllm_args, "--enforce-eager"
-    )
+    eager = plan_extra.eager(draft, settings)
     key, value = "PYTORCH_ALLOC_CONF", settings.pytorch_alloc_conf
     if value is None or is_default(settings, key):
         if not custom:

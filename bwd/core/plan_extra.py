@@ -150,6 +150,12 @@ def has_flag(args: Sequence[str], name: str) -> bool:
     return any(_split(arg)[0] == name for arg in args)
 
 
+def eager(draft: Draft, settings: Settings) -> bool:
+    """Whether the engine runs eagerly, by the plan or by EXTRA_VLLM_ARGS: without compilation and graphs."""
+    flag = "--enforce-eager"
+    return flag in draft.flags or has_flag(settings.extra_vllm_args, flag)
+
+
 def heads(args: Sequence[str]) -> frozenset[str]:
     """The flags that these arguments set, as a whole or a dotted part of."""
     return frozenset(flag.split(".")[0] for flag, _ in map(_split, args) if flag is not None)

@@ -27,16 +27,14 @@ _VLLMS = 51
 
 # Who sets one of these has an opinion on the sizes, or needs vLLM's own: it refuses a compile size that a
 # graph would pad, and speculative decoding wants multiples of its draft.
-_FLAGS = frozenset(
-    {FLAG, "--max-cudagraph-capture-size", "--performance-mode", "--speculative-config", "--enforce-eager"}
-)
+_FLAGS = frozenset({FLAG, "--max-cudagraph-capture-size", "--performance-mode", "--speculative-config"})
 _FIELDS = ("cudagraph_capture_sizes", "max_cudagraph_capture_size", "compile_sizes")
 
 
 def write(draft: Draft, settings: Settings, gpus: Sequence[Gpu]) -> None:
     """Add the sizes, unless no graph is captured or the user's arguments decide about them."""
     args = settings.extra_vllm_args
-    if "--enforce-eager" in draft.flags or plan_extra.heads(args) & _FLAGS:
+    if plan_extra.eager(draft, settings) or plan_extra.heads(args) & _FLAGS:
         return
     config, _ = plan_extra.compilation(args)
     if any(name in config for name in _FIELDS):
@@ -55,8 +53,7 @@ def write(draft: Draft, settings: Settings, gpus: Sequence[Gpu]) -> None:
 def captured(draft: Draft, settings: Settings) -> int:
     """For how many sizes graphs are captured, as far as the plan says: those of its flag, none when
     eager, else vLLM's own number."""
-    args = settings.extra_vllm_args
-    if "--enforce-eager" in draft.flags or plan_extra.has_flag(args, "--enforce-eager"):
+    if plan_extra.eager(draft, settings):
         return 0
     return len((draft.flags.get(FLAG) or "").split()) or _VLLMS
 

@@ -10,7 +10,7 @@ from bwd.adapters import clock, nvml, process, shm
 from bwd.adapters.front_client import Stats
 from bwd.adapters.probe import Probe
 from bwd.adapters.process import Process
-from bwd.adapters.run_queue import RunQueue
+from bwd.adapters.process_queue import RunQueue
 from bwd.core.events import Cause, Drained, Exited, Kind, Phase, Reaped, Starved, Stuck
 from bwd.daemon.engine_run import EngineRun
 
@@ -61,7 +61,14 @@ async def kill(run: EngineRun) -> None:
         run.post(Exited(run.number, -1))
         return
     await _kill_all(run)
-    run.tasks.append(asyncio.create_task(tell_starved(run)))
+    _begin_telling(run)
+
+
+def _begin_telling(run: EngineRun) -> None:
+    """For the rest of this end, which has an order to kill and one to reap, or only the second."""
+    if run.telling is None or run.telling.done():
+        run.telling = asyncio.create_task(tell_starved(run))
+        run.tasks.append(run.telling)
 
 
 async def tell_starved(run: EngineRun) -> None:
@@ -102,14 +109,7 @@ def _living(members: tuple[Process, ...]) -> tuple[Process, ...]:
 async def reap(run: EngineRun) -> None:
     """Wait, killing what is left, until processes, socket, shared memory and GPU memory of the run are
     free; then Reaped. What cannot be removed is Stuck."""
-    telling = asyncio.create_task(tell_starved(run))
-    try:
-        await _reap(run)
-    finally:
-        telling.cancel()
-
-
-async def _reap(run: EngineRun) -> None:
+    _begin_telling(run)
     world = run.world
     begun = clock.monotonic()
     first = True

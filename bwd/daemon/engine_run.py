@@ -74,6 +74,7 @@ class EngineRun:
     shm_seen: frozenset[str] = frozenset()
     asked_to_end: bool = False
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    telling: asyncio.Task[None] | None = None  # says that what was killed gets no processor (daemon/ending)
     _attended: set[int] = field(default_factory=set)
     _shm_looked: tuple[frozenset[int], frozenset[str]] = (frozenset(), frozenset())
     _follower: Follower | None = None

@@ -13,7 +13,7 @@ from bwd.adapters import clock, compiling, process
 from bwd.adapters.front_client import Stats
 from bwd.adapters.gpu_load import GpuLoad
 from bwd.adapters.probe import Answer, Probe
-from bwd.adapters.run_queue import RunQueue
+from bwd.adapters.process_queue import RunQueue
 from bwd.core import members, probes
 from bwd.core.counters import Counters
 from bwd.core.events import SERVES, STARTS, Answering, Phase

@@ -13,7 +13,7 @@ import pytest
 
 from bwd import paths as places
 from bwd.adapters import process
-from bwd.adapters.run_queue import RunQueue
+from bwd.adapters.process_queue import RunQueue
 from bwd.core.events import Event, Phase, PlanRef, Starved
 from bwd.core.lifecycle import Policy
 from bwd.core.probes import ProbeSpec

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bwd.adapters import run_queue
-from bwd.adapters.run_queue import RunQueue
+from bwd.adapters import process, process_queue
+from bwd.adapters.process_queue import RunQueue
 from bwd.core.starvation import Thread, Waits
 
 STAT = b"10 (a ) R (b) %s 1 10 10 0 -1 4194304 100"
@@ -46,7 +46,7 @@ LOCKED = (
 def test_two_lines_of_the_kernel_make_a_thread(
     schedstat: bytes, state: bytes, expected: Thread | None
 ) -> None:
-    found = run_queue.parse(schedstat, STAT % state)
+    found = process_queue.parse(schedstat, STAT % state)
     if expected is None:
         assert found is None
     else:
@@ -56,18 +56,18 @@ def test_two_lines_of_the_kernel_make_a_thread(
 
 
 def test_a_thread_that_ended_between_the_two_files_is_none() -> None:
-    assert run_queue.parse(b"1 2 3\n", b"") is None
+    assert process_queue.parse(b"1 2 3\n", b"") is None
 
 
 def test_nothing_but_zeros_is_a_kernel_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_queue, "_bytes", lambda path: b"0 0 0\n" if "sched" in path else STAT % b"R")
-    assert run_queue.threads([os.getpid()]) == {}
+    monkeypatch.setattr(process, "line", lambda path: b"0 0 0\n" if "sched" in path else STAT % b"R")
+    assert process_queue.threads([os.getpid()]) == {}
     assert [RunQueue().look([os.getpid()], now) for now in (1.0, 2.0)] == [None, None]
 
 
 def test_without_the_file_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_queue, "_bytes", lambda path: b"" if "sched" in path else STAT % b"R")
-    assert run_queue.threads([os.getpid()]) == {}
+    monkeypatch.setattr(process, "line", lambda path: b"" if "sched" in path else STAT % b"R")
+    assert process_queue.threads([os.getpid()]) == {}
 
 
 @counts
@@ -124,5 +124,5 @@ def test_a_process_beside_work_that_comes_first_is_starved_and_a_stopped_one_the
 def test_a_lock_that_nobody_gives_back_is_no_wait_for_a_processor_beside_any_load() -> None:
     cpu = max(os.sched_getaffinity(0))
     with _child(LOCKED, cpu) as pid, _child(HOG, cpu):
-        assert len(run_queue.threads([pid])) == 2
+        assert len(process_queue.threads([pid])) == 2
         _looks(pid, lambda waits: not waits.starved)

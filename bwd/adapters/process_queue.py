@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from bwd.adapters import process
 from bwd.core.starvation import Key, Reading, Thread, Waits, read
 
 _NS = 1e-9
-_LINE = 4096
 
 
 class RunQueue:
@@ -43,7 +43,7 @@ def threads(pids: Iterable[int]) -> dict[Key, Thread]:
         except OSError:
             continue  # ended
         for name in names:
-            thread = parse(_bytes(f"{folder}/{name}/schedstat"), _bytes(f"{folder}/{name}/stat"))
+            thread = parse(process.line(f"{folder}/{name}/schedstat"), process.line(f"{folder}/{name}/stat"))
             if thread is not None:
                 found[pid, int(name)] = thread
     return found if any(thread.ran or thread.turns for thread in found.values()) else {}
@@ -60,18 +60,3 @@ def parse(schedstat: bytes, stat: bytes) -> Thread | None:
     if state in (b"Z", b"X"):
         return None
     return Thread(ran * _NS, waited * _NS, turns, state == b"R")
-
-
-def _bytes(path: str) -> bytes:
-    """The line of this file, b"" when there is none: an engine has hundreds of threads, and through Path and
-    a text file a look costs four times as much (adapters/process)."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, _LINE)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
