@@ -1,9 +1,10 @@
 """Runs at the start of every Python process of the engine (bwd puts this folder on PYTHONPATH).
 
-Two things, and nothing that changes what the engine computes:
+Three things, and nothing that changes what the engine computes:
 - SIGUSR2 writes the stack of every thread to stderr, so that a hang can be looked at where py-spy may
   not (yama's ptrace_scope is 1 on Ubuntu);
-- a full disk loses lines of output instead of killing the engine in the middle of a print.
+- a full disk loses lines of output instead of killing the engine in the middle of a print;
+- the processes that vLLM will spawn are started ahead (bwd_spawn_ahead).
 """
 
 import contextlib
@@ -63,3 +64,8 @@ if "BWD_RUN_ID" in os.environ:
     sys.stderr = sys.__stderr__ = _forgiving(sys.stderr, 2)
 
 _next_sitecustomize()
+
+if "SPAWN_AHEAD" in os.environ:
+    import bwd_spawn_ahead
+
+    bwd_spawn_ahead.begin()

@@ -201,6 +201,7 @@ def _common_env(draft: Draft, where: PlanPaths, engine: str) -> None:
     cache = where.cache
     site = f"{where.site}:{where.site}/cpu" if engine == "cpu" else where.site
     draft.var("PYTHONPATH", site, "stacks on SIGUSR2, and nothing of the daemon's environment")
+    draft.var("SPAWN_AHEAD", f"{cache}/spawn-ahead", "all of vLLM's processes import at once, not in turn")
     draft.var("VLLM_LOGGING_LEVEL", "INFO", "phases and hangs are read from INFO lines")
     draft.var("NO_COLOR", "1", "the log is read by a program")
     draft.var("VLLM_RINGBUFFER_WARNING_INTERVAL", str(RING_INTERVAL_S), "vLLM's 60 s is late as a first sign")
