@@ -37,6 +37,8 @@ _EAGER = "--enforce-eager --disable-custom-all-reduce"
 _NO_P2P = {"NCCL_P2P_DISABLE": "1"}
 _CARDS = {"REPLICAS": "2", "TENSOR_PARALLEL_SIZE": "1"}
 _MANY = ("streams-32", "streams-128", "streams-256")
+_FEW = ("single", "streams-32", "streams-128")
+_TRITON = {"ATTENTION_BACKEND": "TRITON_ATTN"}
 
 _TP2 = {"single": 112.7, "streams-8": 838.0, "streams-32": 2347.0, "streams-128": 4432.0}
 _ONE = {"single": 84.5, "streams-8": 560.0, "streams-32": 1671.0, "streams-128": 2833.0}
@@ -71,7 +73,28 @@ VARIANTS = (
         "TP=2 as bwd plans it, with the Marlin kernels for the 4-bit layers",
         _TWO,
         "--linear-backend=marlin",
-        ("single", "streams-32", "streams-128"),
+        _FEW,
+    ),
+    Variant(
+        "marlin-triton",
+        "the same with Triton's attention",
+        {**_TWO, **_TRITON},
+        "--linear-backend=marlin",
+        _FEW,
+    ),
+    Variant(
+        "humming",
+        "TP=2 as bwd plans it, with the Humming kernels for the 4-bit layers",
+        _TWO,
+        "--linear-backend=humming",
+        _FEW,
+    ),
+    Variant(
+        "humming-triton",
+        "the same with Triton's attention",
+        {**_TWO, **_TRITON},
+        "--linear-backend=humming",
+        _FEW,
     ),
     Variant(
         "replicas", "one engine a card behind vLLM's balancer", _CARDS, "", _MANY, None, SPEEDS["replicas"]
@@ -90,7 +113,7 @@ VARIANTS = (
         "the seed's configuration without P2P, as on a stock GeForce driver",
         _SEED | _NO_P2P,
         _EAGER,
-        ("single", "streams-32", "streams-128"),
+        _FEW,
         1,
         SPEEDS["seed"],
     ),
@@ -99,7 +122,7 @@ VARIANTS = (
         "the seed's configuration: eager, custom all-reduce off",
         _SEED,
         _EAGER,
-        ("single", "streams-32", "streams-128"),
+        _FEW,
         1,
         SPEEDS["seed"],
     ),

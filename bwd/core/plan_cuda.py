@@ -76,6 +76,8 @@ def _attention(draft: Draft, settings: Settings, rung: int) -> None:
 def _caches(draft: Draft, where: PlanPaths) -> None:
     cache = where.cache
     draft.var("FLASHINFER_WORKSPACE_BASE", cache, "FlashInfer's JIT output: minutes at the first start")
+    draft.var("HUMMING_CACHE_DIR", f"{cache}/humming", "the same of the Humming kernels; ~/.humming else")
+    draft.var("HUMMING_TMP_DIR", f"{cache}/humming/tmp", "their locks")
     draft.var("CUDA_CACHE_PATH", f"{cache}/cuda", "the driver's PTX JIT output")
     draft.var("CUDA_CACHE_MAXSIZE", "4294967296", "4 GiB: the driver's default evicts large kernels")
 

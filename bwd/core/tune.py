@@ -122,26 +122,32 @@ _FOUR_BITS: Final = frozenset({"awq", "auto_awq", "gptq", "auto_gptq"})
 
 
 _MARLIN: Final = "other kernels for the 4-bit layers, made for few tokens"
-_MARLIN_FLAGS: Final = ("--linear-backend=marlin",)
+_HUMMING: Final = "kernels for the 4-bit layers that are compiled for this card and these layers"
+_BACKEND: Final = "--linear-backend"
 
 
 def _other_kernels(host: HostFacts, plan: Mapping[str, Any], model: ModelFacts | None) -> Iterator[Candidate]:
     """On 9.0 vLLM 0.32.0 takes Machete for weights of 4 bits, on others Marlin
-    (model_executor/kernels/linear/mixed_precision/machete.py:33). Measured: docs/gpu/2xh200-plans.md."""
+    (model_executor/kernels/linear/mixed_precision/machete.py:33); Humming comes last in its order and runs
+    from 7.5 on (humming.py:31). Measured: docs/gpu/2xh200-plans.md."""
+    if model is None or model.bits != 4 or model.quant_method not in _FOUR_BITS:
+        return
+    yield Candidate("humming", _HUMMING, flags=(f"{_BACKEND}=humming",))
     used = {gpu.capability for gpu in host.gpus if gpu.index in (plan.get("gpus") or ())}
-    if model is not None and model.bits == 4 and model.quant_method in _FOUR_BITS and used == {(9, 0)}:
+    if used == {(9, 0)}:
         yield Candidate(
             "marlin",
             f"{_MARLIN}: with a 32B model on 2x H200 one stream 1.24 times as fast, prompts half as fast",
-            flags=_MARLIN_FLAGS,
+            flags=(f"{_BACKEND}=marlin",),
         )
 
 
 def _kernels_and_backend(found: Sequence[Candidate], backend: str) -> Iterator[Candidate]:
     """Both at once: each may be too little by itself to be taken together."""
-    if backend != "TRITON_ATTN" and any(one.name == "marlin" for one in found):
-        why = f"{_MARLIN}, and another attention backend"
-        yield Candidate("marlin-TRITON_ATTN", why, {"ATTENTION_BACKEND": "TRITON_ATTN"}, _MARLIN_FLAGS)
+    if backend != "TRITON_ATTN":
+        for one in found:
+            why = f"{one.why.partition(':')[0]}, and another attention backend"
+            yield Candidate(f"{one.name}-TRITON_ATTN", why, {"ATTENTION_BACKEND": "TRITON_ATTN"}, one.flags)
 
 
 def _on_cards(host: HostFacts, plan: Mapping[str, Any], model: ModelFacts | None) -> Iterator[Candidate]:

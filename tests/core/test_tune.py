@@ -30,9 +30,9 @@ def h200s(tmp_path: Path, **environ: str) -> Any:
 def test_nvlink_cards_are_offered_what_they_have(tmp_path: Path) -> None:
     names = list(offered(env("", "h200x2"), h200s(tmp_path), r1()))
     assert names == [
-        "attention-TRITON_ATTN", "marlin", "graphs-decode-only", "all-reduce-nccl", "p2p-off",
+        "attention-TRITON_ATTN", "humming", "marlin", "graphs-decode-only", "all-reduce-nccl", "p2p-off",
         "batched-tokens-4096", "batched-tokens-16384", "ngram", "ngram-TRITON_ATTN",
-        "marlin-TRITON_ATTN", "affinity", "kv-fp8",
+        "humming-TRITON_ATTN", "marlin-TRITON_ATTN", "affinity", "kv-fp8",
     ]  # fmt: skip
 
 
@@ -77,6 +77,13 @@ def test_other_kernels_are_offered_where_vllm_would_take_machete(tmp_path: Path)
     assert "marlin" not in offered(env("", "h200x2"), host, demo())
     assert "marlin" not in offered(env("", "rtx5090x2"), machine(card(0), card(1)), r1())
     assert "marlin" not in offered(env("", "cpu"), machine(), demo())
+
+
+def test_kernels_compiled_for_the_card_are_offered_to_4_bit_layers_on_every_card(tmp_path: Path) -> None:
+    for name, host in (("h200x2", h200s(tmp_path)), ("rtx5090x2", machine(card(0), card(1)))):
+        assert offered(env("", name), host, r1())["humming"].flags == ("--linear-backend=humming",)
+        assert "humming" not in offered(env("", name), host, demo())
+    assert "humming" not in offered(env("", "cpu"), machine(), demo())
 
 
 def test_other_kernels_and_another_backend_can_be_asked_for_at_once(tmp_path: Path) -> None:
