@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bwd.core.build import INFO, has_marlin_act8
 from bwd.core.settings import Settings
 from bwd.errors import ProvisionError
 from bwd.paths import Paths
@@ -114,6 +116,22 @@ def _around(kind: str, prefix: Path, toolkit: Path) -> dict[str, str]:
     if "CXX" in env:
         env["NVCC_CCBIN"] = env["CXX"]
     return env
+
+
+def marlin_act8(env: EngineEnv | None, settings: Settings) -> bool:
+    """Whether the vLLM in this environment has Marlin's kernels with 8-bit activations; where there is none
+    yet, whether the one that `settings` have built will. An environment whose vLLM cannot be seen here (not
+    below the folder of its Python) counts as having them: nothing is refused on a guess."""
+    if env is not None:
+        for dist in env.python.parent.parent.glob("lib/python3.*/site-packages/vllm-*.dist-info"):
+            try:
+                info = json.loads((dist / INFO).read_text())
+            except (OSError, ValueError):
+                return True
+            return not isinstance(info, dict) or has_marlin_act8(info)
+        if env.own:
+            return True
+    return settings.build != "source" or settings.build_marlin_act8 == "on"
 
 
 async def engine_ready(env: EngineEnv, paths: Paths) -> str:

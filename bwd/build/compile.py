@@ -42,7 +42,8 @@ time of a small unit."""
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """Where a build takes things from: the patched source tree, the engine's Python, CUTLASS's headers,
-    triton_kernels, cutlass_library's folder (needed for 9.0 only), and the folder to build in."""
+    triton_kernels, cutlass_library's folder (needed for 9.0 only), and the folder to build in; and whether
+    Marlin's kernels with 8-bit activations (patch 0005) are built."""
 
     tree: Path
     python: Path
@@ -51,6 +52,7 @@ class Inputs:
     cutlass_library: Path | None
     folder: Path
     log: Path
+    marlin_act8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def configure(
     caches = [f"-DCMAKE_{lang}_COMPILER_LAUNCHER={launcher}" for lang in ("CXX", "CUDA")] if launcher else []
     command = [
         _tool("cmake", env), "-S", str(inputs.tree), "-B", str(inputs.folder), "-G", "Ninja", *FLAGS, *caches,
+        f"-DVLLM_MARLIN_ACT8={'ON' if inputs.marlin_act8 else 'OFF'}",
         f"-DVLLM_PYTHON_EXECUTABLE={inputs.python}",
         f"-DCMAKE_CUDA_COMPILER={toolkit.home / 'bin' / 'nvcc'}",
         f"-DCUDA_TOOLKIT_ROOT_DIR={toolkit.home}",

@@ -14,7 +14,7 @@ from bwd.build import compile as compiler
 from bwd.build import git_source, patches, sources, toolkit, tools, wheel
 from bwd.build.engine import Engine
 from bwd.build.sources import Say
-from bwd.core.build import Jobs, version_of, wheel_key, wheel_requirements
+from bwd.core.build import MARLIN_ACT8, Jobs, version_of, wheel_key, wheel_requirements
 from bwd.errors import BwdError
 
 GB = 10**9
@@ -25,7 +25,8 @@ DISK_NEEDED = {"source": 2 * GB, "wheel": 2 * GB}
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What is to be built, for whom: `kind` "source" or "wheel", `origin` "sdist" or "git", the engine's
-    environment, `state` the build's folder, `offline` folders of pinned files."""
+    environment, `state` the build's folder, `marlin_act8` whether with Marlin's kernels for 8-bit
+    activations, `offline` folders of pinned files."""
 
     kind: str
     origin: str
@@ -34,6 +35,7 @@ class Spec:
     engine: Engine
     root: Path
     state: Path
+    marlin_act8: bool = False
     offline: tuple[Path, ...] = ()
 
     @property
@@ -119,6 +121,7 @@ def key_parts(spec: Spec, pins: sources.Pins, kit: toolkit.Toolkit | None) -> di
             "archs": ";".join(spec.archs),
             "compiler": kit.cxx_version,
             "flags": " ".join(compiler.FLAGS),
+            MARLIN_ACT8: "on" if spec.marlin_act8 else "off",
         }
     return parts
 
@@ -221,6 +224,7 @@ def _from_source(
         cutlass_library=library,
         folder=spec.objects,
         log=spec.log,
+        marlin_act8=spec.marlin_act8,
     )
     env = tools.with_patch(
         spec.state / "tools",

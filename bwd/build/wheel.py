@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bwd.core.build import INFO, MARLIN_ACT8, has_marlin_act8
 from bwd.errors import BwdError
 
 INSTALLER = "bwd"
 """The INSTALLER of our wheel. pixi leaves alone a package that it neither requires nor installed."""
 
-INFO = "bwd-build.json"
 _TIME = (2026, 1, 1, 0, 0, 0)
 
 
@@ -171,17 +171,22 @@ _THIS_MACHINE = ("compiler", "cuda", "cutlass", "flags", "torch")
 """What a wheel's key holds of the machine that built it. A wheel from another one serves all the same: its
 sources, patches and architectures must be ours, and its extensions need no more than torch's stable ABI."""
 
+_MAY_BE_MORE = ("archs", MARLIN_ACT8)
+"""Parts of which a wheel from another machine may have more than is asked for."""
+
 
 def find_imported(cache: Path, parts: Mapping[str, str]) -> Kept | None:
     """A wheel that was brought from another machine and stands in for a build with these key parts."""
-    wanted = {k: v for k, v in parts.items() if k not in (*_THIS_MACHINE, "archs")}
+    wanted = {k: v for k, v in parts.items() if k not in (*_THIS_MACHINE, *_MAY_BE_MORE)}
     archs = set(parts.get("archs", "").split(";")) - {""}
     for mark in sorted(cache.glob(f"*/{_IMPORTED}")):
         kept = find(cache, mark.parent.name)
         theirs = kept.info.get("parts") if kept is not None else None
         if kept is None or not isinstance(theirs, dict):
             continue
-        rest = {k: v for k, v in theirs.items() if k not in (*_THIS_MACHINE, "archs")}
+        rest = {k: v for k, v in theirs.items() if k not in (*_THIS_MACHINE, *_MAY_BE_MORE)}
+        if parts.get(MARLIN_ACT8) == "on" and not has_marlin_act8(kept.info):
+            continue
         if rest == wanted and archs <= set(str(theirs.get("archs", "")).split(";")):
             return kept
     return None

@@ -196,6 +196,7 @@ def _spec(args: argparse.Namespace, paths: Paths, settings: Settings, found: eng
         engine=found,
         root=paths.root,
         state=paths.build,
+        marlin_act8=settings.build_marlin_act8 == "on",
         offline=(*args.sources, paths.root / SOURCES),
     )
 

@@ -63,6 +63,7 @@ def look(paths: Paths, settings: Settings, choice: EngineChoice, *, on_its_way: 
         uds=str(paths.engine_socket),
         cache=str(paths.cache),
         site=str(paths.engine_site),
+        marlin_act8=environments.marlin_act8(env, settings),
     )
     missing = []
     if env is None:

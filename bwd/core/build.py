@@ -145,6 +145,20 @@ def version_of(archs: Sequence[str], kind: str) -> str:
     return f"{VLLM_VERSION}+bwd.{suffix}"
 
 
+INFO = "bwd-build.json"
+"""The file in the dist-info of a wheel of ours that says what it was built from."""
+
+MARLIN_ACT8 = "marlin_act8"
+"""The part of a key that says whether Marlin's kernels with 8-bit activations are in: "on" or "off"."""
+
+
+def has_marlin_act8(info: Mapping[str, object]) -> bool:
+    """Whether an installed vLLM has them, by what its wheel says of its build (empty: no wheel of ours).
+    Only a build of ours that says "off" has not: upstream's wheels have them, and so have our older ones."""
+    parts = info.get("parts")
+    return not (isinstance(parts, Mapping) and parts.get(MARLIN_ACT8) == "off")
+
+
 # ------------------------------------------------------------------ progress
 @dataclass(frozen=True, slots=True)
 class NinjaStep:

@@ -75,6 +75,9 @@ _TABLE: Final = (
     Key("BUILD_ARCH", _ENGINE, v.architectures, "", "12.0", "build", "restart",
         "Compute capabilities to build for, `;` between several. Not set: those of the cards that are "
         "there."),
+    Key("BUILD_MARLIN_ACT8", _ENGINE, v.one_of("off", "on"), "off", "on", "build", "restart",
+        "`on` also builds Marlin's kernels with int8 and FP8 activations, which nothing but "
+        "VLLM_MARLIN_INPUT_DTYPE in EXTRA_ENV uses: a longer build."),
     Key("MAX_JOBS", _ENGINE, v.whole(1, 1024, auto=True), "auto", "8", "build", "live",
         "Compile jobs at once. `auto`: what CPUs and memory allow."),
     Key("HOST", _API, v.host, "127.0.0.1", "0.0.0.0", "daemon", "live",

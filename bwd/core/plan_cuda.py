@@ -56,6 +56,8 @@ def write(
     if devices.ranks > 1:
         _between_cards(draft, settings, host, where, devices, rung)
     _allocator(draft, settings, devices)
+    if not where.marlin_act8:
+        plan_extra.refuse_marlin_act8(draft, settings)
 
 
 def _attention(draft: Draft, settings: Settings, rung: int) -> None:

@@ -145,6 +145,24 @@ def merge_env(draft: Draft, settings: Settings, *, multicast_off: bool) -> None:
         draft.var(name, value, reason, origin)
 
 
+MARLIN_INPUT = "VLLM_MARLIN_INPUT_DTYPE"
+
+
+def refuse_marlin_act8(draft: Draft, settings: Settings) -> None:
+    """Refuse 8-bit activations for Marlin, for a vLLM that was built without those kernels: the engine
+    would find out with its first batch, after the weights."""
+    asked = settings.extra_env.get(MARLIN_INPUT)
+    if asked is None:
+        return
+    key = MARLIN_INPUT if MARLIN_INPUT in settings.origins else "EXTRA_ENV"
+    draft.problem(
+        "EXTRA_ENV",
+        where_of(settings, key),
+        f"{MARLIN_INPUT}={asked} needs Marlin kernels that this build of vLLM leaves out",
+        f"BUILD_MARLIN_ACT8=on and `./pixiw run build`, or leave {MARLIN_INPUT} out",
+    )
+
+
 def has_flag(args: Sequence[str], name: str) -> bool:
     """Whether EXTRA_VLLM_ARGS holds this flag, in any spelling."""
     return any(_split(arg)[0] == name for arg in args)

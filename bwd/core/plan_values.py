@@ -31,13 +31,15 @@ class Item:
 class PlanPaths:
     """Where things are on this machine: the engine's `python`, the `model_path` folder, the unix socket
     `uds` the engine listens on, `cache` the folder under which the engine keeps its caches, `site` the
-    folder put first on its PYTHONPATH."""
+    folder put first on its PYTHONPATH. And what the vLLM there was built with: `marlin_act8`, Marlin's
+    kernels with 8-bit activations."""
 
     python: str
     model_path: str
     uds: str
     cache: str
     site: str
+    marlin_act8: bool = True
 
 
 @dataclass(frozen=True, slots=True)

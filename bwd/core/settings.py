@@ -39,6 +39,7 @@ class Settings:
     build: Literal["source", "wheel"] = "source"
     build_source: Literal["sdist", "git"] = "sdist"
     build_arch: str | None = None
+    build_marlin_act8: Literal["off", "on"] = "off"
     max_jobs: int | None = None
     host: str = "127.0.0.1"
     port: int = 8000

@@ -249,7 +249,7 @@ def _plan(
     rung: int,
     own_pids: frozenset[int],
 ) -> Launch:
-    where = _where(world, str(env.python), str(folder.path))
+    where = _where(world, settings, env, str(folder.path))
     plan = make_plan(
         settings, host, facts, where,
         rung=rung, remembered=remembered(world), p2p_verdict=p2p.verdict(world.paths), own_pids=own_pids,
@@ -262,14 +262,15 @@ def _plan(
     return Launch(plan, ref, inherited, model, settings, host.key, choice.why, cards.of(plan, host))
 
 
-def _where(world: World, python: str, model_path: str) -> PlanPaths:
+def _where(world: World, settings: Settings, env: EngineEnv | None, model_path: str) -> PlanPaths:
     paths = world.paths
     return PlanPaths(
-        python=python,
+        python=str(env.python) if env is not None else "python",
         model_path=model_path,
         uds=str(paths.engine_socket),
         cache=str(paths.cache),
         site=str(paths.engine_site),
+        marlin_act8=environments.marlin_act8(env, settings),
     )
 
 
@@ -305,7 +306,7 @@ def try_plan(
             path = launch.model.path
             facts = read_model(Path(path), launch.model.id)
             break
-    where = _where(world, str(env.python) if env is not None else "python", path or settings.model)
+    where = _where(world, settings, env, path or settings.model)
     plan = make_plan(
         settings, host, facts, where,
         remembered=remembered(world), p2p_verdict=p2p.verdict(world.paths), own_pids=own_pids,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -106,6 +107,39 @@ def test_a_python_that_is_not_there_is_one_line(paths: Paths) -> None:
     env = environments.engine_env("cpu", paths, Settings(engine_python="/nowhere/python"))
     assert env is not None
     assert "cannot be started" in asyncio.run(environments.engine_ready(env, paths))
+
+
+@pytest.mark.parametrize(
+    ("info", "has"),
+    [
+        ({"kind": "source", "parts": {"marlin_act8": "off"}}, False),
+        ({"kind": "source", "parts": {"marlin_act8": "on"}}, True),
+        ({"kind": "wheel", "parts": {"kind": "wheel"}}, True),
+        ([], True),
+        (None, True),  # a vLLM that is none of ours
+    ],
+)
+def test_which_marlin_kernels_an_installed_vllm_has_is_in_its_wheel(
+    paths: Paths, info: object, has: bool
+) -> None:
+    prefix = paths.root / ".venv" / "cuda"
+    _python(prefix)
+    dist = prefix / "lib" / "python3.11" / "site-packages" / "vllm-0.32.0+x.dist-info"
+    dist.mkdir(parents=True)
+    if info is not None:
+        (dist / "bwd-build.json").write_text(json.dumps(info))
+    wanted = Settings(build_marlin_act8="off" if has else "on")  # what is asked for now changes nothing
+    assert environments.marlin_act8(environments.engine_env("cuda", paths, wanted), wanted) is has
+
+
+def test_which_marlin_kernels_a_vllm_to_come_will_have_is_in_the_settings(paths: Paths) -> None:
+    assert not environments.marlin_act8(None, Settings())
+    assert environments.marlin_act8(None, Settings(build_marlin_act8="on"))
+    assert environments.marlin_act8(None, Settings(build="wheel"))
+    _python(paths.root / ".venv" / "cuda")
+    assert not environments.marlin_act8(environments.engine_env("cuda", paths, Settings()), Settings())
+    own = Settings(engine_python="/opt/x/bin/python")
+    assert environments.marlin_act8(environments.engine_env("cuda", paths, own), own)
 
 
 def test_provisioning_shows_what_the_installer_says_and_fails_with_its_last_line(

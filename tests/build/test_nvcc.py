@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -62,15 +63,41 @@ def test_the_awq_kernels_have_code_for_the_card(site: Path, kit: Toolkit, tree: 
     assert compile_unit(unit, kit, site, tree, tmp_path / "awq.o") == {"sm_120": 1}
 
 
+def generate_marlin(tree: Path, site: Path, *arguments: str) -> Path:
+    """The folder of Marlin's kernels, generated as CMake calls it."""
+    folder = tree / "csrc/quantization/marlin"
+    env = {**os.environ, "PYTHONPATH": str(site)}  # jinja2
+    command = [sys.executable, "generate_kernels.py", *arguments]
+    subprocess.run(command, cwd=folder, env=env, check=True)
+    return folder
+
+
+@pytest.mark.parametrize(("arch", "kernels", "act8"), [("12.0", 876, 396), ("9.0", 672, 192)])
+def test_without_8_bit_activations_the_other_marlin_kernels_stay_as_they_are(
+    site: Path, tree: Path, arch: str, kernels: int, act8: int
+) -> None:
+    def made(*arguments: str) -> dict[str, str]:
+        folder = generate_marlin(tree, site, *arguments)
+        return {file.name: file.read_text() for file in folder.glob("sm*_kernel_*.cu")}
+
+    whole, less = made(arch), made("--no-act8", arch)
+    left_out = {name: text for name, text in whole.items() if name not in less}
+    assert whole == less | left_out
+    assert all(re.match(r"sm80_kernel_s8_|sm89_kernel_fe4m3fn_", name) for name in left_out)
+    assert "".join(whole.values()).count("\ntemplate ") == kernels
+    assert "".join(left_out.values()).count("\ntemplate ") == act8
+    selector = (tree / "csrc/quantization/marlin/kernel_selector.h").read_text()
+    assert selector.endswith(
+        "else if (a_type == vllm::kS8 || a_type == vllm::kFE4M3fn)\n"
+        '  STD_TORCH_CHECK(false, "marlin kernels with int8 and fp8 activation "\n'
+        '  "(VLLM_MARLIN_INPUT_DTYPE) are not built.");'
+    )
+
+
 def test_a_generated_marlin_unit_has_code_for_the_card(
     site: Path, kit: Toolkit, tree: Path, tmp_path: Path
 ) -> None:
     """One of the shorter ones (a quarter of the AWQ unit, which takes half a minute)."""
-    folder = tree / "csrc/quantization/marlin"
-    for old in folder.glob("sm*_kernel_*.cu"):
-        old.unlink()
-    env = {**os.environ, "PYTHONPATH": str(site)}  # jinja2
-    subprocess.run([sys.executable, "generate_kernels.py", "12.0"], cwd=folder, env=env, check=True)
-    assert len(list(folder.glob("sm*_kernel_*.cu"))) == 19
+    folder = generate_marlin(tree, site, "--no-act8", "12.0")
     unit = folder / "sm80_kernel_float16_fe2m1f_float16.cu"
     assert compile_unit(unit, kit, site, tree, tmp_path / "marlin.o") == {"sm_120": 1}

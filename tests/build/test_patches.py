@@ -28,7 +28,7 @@ def tree(pristine: Path, tmp_path: Path) -> Path:
 
 
 def test_the_series_is_there_in_order() -> None:
-    assert [p.name[:4] for p in SERIES] == ["0001", "0002", "0003", "0004"]
+    assert [p.name[:4] for p in SERIES] == ["0001", "0002", "0003", "0004", "0005"]
 
 
 @pytest.mark.parametrize("patch", SERIES, ids=lambda p: p.name[:4])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bwd.build import engine, steps, wheel
-from bwd.core.build import Jobs
+from bwd.build import engine, sources, steps, toolkit, wheel
+from bwd.core.build import Jobs, wheel_key
 from bwd.errors import BwdError
 from tests.build.conftest import ROOT
 
@@ -113,6 +114,26 @@ def test_a_wheel_from_another_machine_stands_in_for_a_build(tmp_path: Path) -> N
     assert found.key == "their"
     assert wheel.find_imported(tmp_path / "cache", {**mine, "patches": "c"}) is None
     assert wheel.find_imported(tmp_path / "cache", {**mine, "archs": "8.9"}) is None
+
+
+def test_a_wheel_with_more_marlin_kernels_serves_and_one_with_fewer_does_not(tmp_path: Path) -> None:
+    mine = {"kind": "source", "source": "a", "patches": "b", "archs": "12.0"}
+    (tmp_path / "made" / "vllm").mkdir(parents=True)
+    for has, asked, serves in (("on", "off", True), ("off", "off", True), ("off", "on", False)):
+        info = {"key": has, "kind": "source", "parts": {**mine, "marlin_act8": has}}
+        file = wheel.write(tmp_path / "made", tmp_path / "out", "0.32.0+bwd.sm120", (), info)
+        wheel.keep(file, tmp_path / has / "cache", has, imported=True)
+        found = wheel.find_imported(tmp_path / has / "cache", {**mine, "marlin_act8": asked})
+        assert (found is not None) is serves, (has, asked)
+
+
+def test_marlin_s_kernels_with_8_bit_activations_make_another_wheel(tmp_path: Path) -> None:
+    pins = sources.read_pins(ROOT / "patches" / "sources.json")
+    kit = toolkit.Toolkit(tmp_path, "13.0.88", "g++", "12.2.0")
+    without = steps.key_parts(spec(tmp_path), pins, kit)
+    having = steps.key_parts(replace(spec(tmp_path), marlin_act8=True), pins, kit)
+    assert (without["marlin_act8"], having["marlin_act8"]) == ("off", "on")
+    assert wheel_key(without) != wheel_key(having)
 
 
 def test_an_installation_that_fails_leaves_the_old_one_whole(tmp_path: Path) -> None:

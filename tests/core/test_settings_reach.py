@@ -47,6 +47,7 @@ ELSEWHERE = {
     "BUILD": "commands/build*.py",
     "BUILD_SOURCE": "commands/build*.py",
     "BUILD_ARCH": "commands/build*.py",
+    "BUILD_MARLIN_ACT8": "commands/build*.py",
     "MAX_JOBS": "commands/build*.py",
     "HOST": "front*.py",
     "PORT": "front*.py",
