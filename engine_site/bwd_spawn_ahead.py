@@ -203,10 +203,25 @@ def _take(name: str) -> _Ahead | None:
     ahead = _waiting.pop(name, None)
     if ahead is None:
         return None
-    if ahead.env == dict(os.environ) and _usual() and ahead.lives():
+    now = dict(os.environ)
+    if ahead.env != now:
+        names = sorted(name for name in {*ahead.env, *now} if ahead.env.get(name) != now.get(name))
+        why = f"{', '.join(names)} changed since the last start"
+    elif not _usual():
+        why = "another program is put before Python"
+    elif not ahead.lives():
+        why = f"process {ahead.pid}, started ahead, has died"
+    else:
+        _say(f"{name} begins in process {ahead.pid}, started ahead")
         return ahead
+    _say(f"{name} begins in a new process: {why}")
     ahead.let_go()
     return None
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(f"bwd: {text}", file=sys.stderr, flush=True)
 
 
 def _usual() -> bool:

@@ -118,10 +118,15 @@ def _env(place: Path, more: Mapping[str, str]) -> dict[str, str]:
 def start(place: Path, *args: str, **more: str) -> list[tuple[int, str]]:
     """Runs the server to its end: (pid, what it did), in order."""
     (place / "story").unlink(missing_ok=True)
-    subprocess.run(
-        [sys.executable, "-m", SERVER, *args], env=_env(place, more), check=False, timeout=60, cwd=place
-    )
+    with (place / "log").open("wb") as log:
+        words = [sys.executable, "-m", SERVER, *args]
+        subprocess.run(words, env=_env(place, more), check=False, timeout=60, cwd=place, stderr=log)
     return story(place)
+
+
+def said(place: Path) -> str:
+    """The log of the last start."""
+    return (place / "log").read_text()
 
 
 def story(place: Path) -> list[tuple[int, str]]:
@@ -164,6 +169,7 @@ def test_the_second_start_takes_processes_that_import_beside_the_server(vllm: Pa
     assert right(second)
     at_work = {pid_of(second, f"works as {who}") for who in ("engine", "worker 0", "worker 1")}
     assert before_spawns(second) == at_work
+    assert said(vllm).count("started ahead") == 3
     server = pid_of(second, "spawns")
     assert f"works as engine under {server}" in [said for _, said in second]
 
@@ -190,6 +196,7 @@ def test_another_environment_gets_new_processes_and_leaves_none(vllm: Path) -> N
     record.write_text('{"EngineCore": {"OF_THE_SERVER": "2"}}')
     told = start(vllm)
     assert right(told)
+    assert "bwd: EngineCore begins in a new process: OF_THE_SERVER changed since" in said(vllm)
     engine = pid_of(told, "works as engine")
     ahead = {pid for pid, said in told if said == "imports"} - {pid for pid, said in told if "works" in said}
     ahead.discard(pid_of(told, "spawns"))
