@@ -4,21 +4,19 @@ API server and not after it.
 vLLM 0.32.0 has three kinds of processes: the API server spawns EngineCore, EngineCore the workers. Each
 imports the same modules (11 to 16 s each on 2x H200, docs/gpu/2xh200-build.md), and each begins only when
 the one above it has told it to. Here the API server's first act is to start the processes that the last
-start of the same command spawned; they import, and wait. When vLLM then starts a process of that name,
-multiprocessing hands its work to the one that waits, by the very way it takes for a process of its own:
-the same pipes, the same pickles, `multiprocessing.spawn.spawn_main`. Nothing is forked.
+start spawned; they import, and wait. When vLLM then starts a process of that name, multiprocessing hands
+its work to the one that waits, by the very way it takes for a process of its own: the same pipes, the same
+pickles, `multiprocessing.spawn.spawn_main`. Nothing is forked.
 
 A waiting process is taken only if its environment is, to the letter, what a new one would get: what vLLM
 sets for its children (OMP_NUM_THREADS, LD_PRELOAD) is read when modules are imported. The record of the
-last start holds these differences; where they have changed, the waiting process is let go and a new one
-is spawned, as without all this. The first start of a command makes the record and gains nothing.
+last start holds these differences; where they have changed, whoever waits is let go and new processes are
+spawned, as without all this. The first start makes the record and gains nothing.
 
-The records are `SPAWN_AHEAD`/KEY-NAME.json: what the process NAME ("main": the API server) of the
-command KEY has spawned.
+The records are `SPAWN_AHEAD`/NAME.json: what the process NAME ("main": the API server) has spawned.
 """
 
 import contextlib
-import hashlib
 import importlib
 import io
 import json
@@ -32,7 +30,7 @@ from multiprocessing import context, popen_spawn_posix, resource_tracker, spawn,
 from multiprocessing.context import reduction, set_spawning_popen
 from pathlib import Path
 
-FOLDER, KEY = "SPAWN_AHEAD", "SPAWN_AHEAD_KEY"
+FOLDER = "SPAWN_AHEAD"
 
 SERVERS = ("vllm.entrypoints.openai.api_server",)
 
@@ -61,11 +59,6 @@ UNUSED_S = 300.0
 FIRST_FD = 400
 """The first number of a descriptor that a waiting process is given: above those that it has itself, below
 the usual limit of 1,024."""
-
-KEPT = 60
-"""Records that are kept: two or three belong to a command, each of some hundred bytes."""
-
-_LEFT_OUT = {"--uds", "--load-format"}  # a rehearsal's own words, with a value each (bwd.core.rehearsal.argv)
 
 _waiting: dict[str, "_Ahead"] = {}
 
@@ -104,13 +97,6 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def key(argv: list[str]) -> str:
-    """Names a command: another model, another size of a group or other flags are another one."""
-    after = ("", *argv)
-    words = [word for last, word in zip(after, argv, strict=False) if not {last, word} & _LEFT_OUT]
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
-
-
 def begin() -> None:
     """In every process of the engine, before anything else: the API server starts what its last start has
     spawned; what is spawned from now on is taken from there, and recorded."""
@@ -119,7 +105,6 @@ def begin() -> None:
     if "--multiprocessing-fork" not in sys.orig_argv:
         if not any(server in sys.orig_argv for server in SERVERS):
             return  # a compiler's worker, or another program
-        os.environ[KEY] = key(sys.orig_argv[1:])
         _start("main")
     context.SpawnProcess._Popen = staticmethod(Popen)
 
@@ -165,7 +150,7 @@ def _start(name: str) -> None:
 
 
 def _file(name: str) -> Path:
-    return Path(os.environ[FOLDER]) / f"{os.environ[KEY]}-{name}.json"
+    return Path(os.environ[FOLDER]) / f"{name}.json"
 
 
 def _read(name: str) -> dict[str, dict[str, str | None]]:
@@ -184,7 +169,7 @@ _spawned: dict[str, dict[str, str | None]] = {}
 def _record(child: str) -> None:
     now = dict(os.environ)
     names = {name for name in {*now, *_began_with} if now.get(name) != _began_with.get(name)}
-    _spawned[child] = {name: now.get(name) for name in sorted(names - {KEY})}
+    _spawned[child] = {name: now.get(name) for name in sorted(names)}
     me = multiprocessing.current_process()
     mine = "main" if me.name == "MainProcess" else me.name
     with contextlib.suppress(OSError, KeyError):
@@ -194,14 +179,13 @@ def _record(child: str) -> None:
             draft = path.with_suffix(f".{os.getpid()}")
             draft.write_text(json.dumps(_spawned, indent=1, sort_keys=True))
             draft.replace(path)
-            for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-KEPT]:
-                old.unlink(missing_ok=True)
 
 
 def _take(name: str) -> _Ahead | None:
     """The process that waits for the work of `name`, if it lives and a new one would be no different."""
     ahead = _waiting.pop(name, None)
     if ahead is None:
+        _let_go()
         return None
     now = dict(os.environ)
     if ahead.env != now:
@@ -216,7 +200,14 @@ def _take(name: str) -> _Ahead | None:
         return ahead
     _say(f"{name} begins in a new process: {why}")
     ahead.let_go()
+    _let_go()
     return None
+
+
+def _let_go() -> None:
+    """This start is not like the last: nobody else will be asked for as it was then."""
+    while _waiting:
+        _waiting.popitem()[1].let_go()
 
 
 def _say(text: str) -> None:

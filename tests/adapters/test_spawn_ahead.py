@@ -184,14 +184,25 @@ def test_what_vllm_sets_for_its_children_is_there_when_they_import(vllm: Path) -
     }
 
 
-def test_another_command_starts_nothing_ahead(vllm: Path) -> None:
-    start(vllm)
-    assert before_spawns(start(vllm, "--workers", "2")) == set()
+def test_another_command_gains_as_well_if_it_spawns_the_same(vllm: Path) -> None:
+    start(vllm, "--uds", "rehearsal.sock", "--load-format", "dummy")
+    told = start(vllm, "--uds", "engine.sock", WAIT_FOR="4")
+    assert right(told)
+    assert len(before_spawns(told)) == 3
+
+
+def test_who_is_not_asked_for_is_not_left(vllm: Path) -> None:
+    start(vllm, "--workers", "2")
+    told = start(vllm, "--workers", "1", WAIT_FOR="4")
+    assert told[-1][1].endswith("5 ([0], [3])")
+    waiting = before_spawns(told)
+    assert len(waiting) == 3
+    assert all(gone(pid) for pid in waiting)
 
 
 def test_another_environment_gets_new_processes_and_leaves_none(vllm: Path) -> None:
     start(vllm)
-    record = next((vllm / "ahead").glob("*-main.json"))
+    record = next((vllm / "ahead").glob("main.json"))
     assert json.loads(record.read_text()) == {"EngineCore": {"OF_THE_SERVER": "1"}}
     record.write_text('{"EngineCore": {"OF_THE_SERVER": "2"}}')
     told = start(vllm)
@@ -203,13 +214,6 @@ def test_another_environment_gets_new_processes_and_leaves_none(vllm: Path) -> N
     assert engine not in ahead
     assert all(gone(pid) for pid in ahead)
     assert json.loads(record.read_text()) == {"EngineCore": {"OF_THE_SERVER": "1"}}
-
-
-def test_a_rehearsal_counts_as_a_start_of_the_same_command(vllm: Path) -> None:
-    start(vllm, "--uds", "rehearsal.sock", "--load-format", "dummy")
-    start(vllm, "--uds", "engine.sock")
-    start(vllm, "--workers", "1", "--uds", "engine.sock")
-    assert len(list((vllm / "ahead").glob("*-main.json"))) == 2
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{", '{"EngineCore": 3}', '{"EngineCore": {"A": 1}}', "\0"])
