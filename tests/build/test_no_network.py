@@ -26,7 +26,7 @@ except OSError:
 root, state, kept = map(Path, sys.argv[1:])
 pins = sources.read_pins(root / "patches" / "sources.json")
 there = engine.Engine(Path(sys.executable), state, "2.13.0", state, "0.7.0.post1", state, None)
-spec = steps.Spec("source", "sdist", ("12.0",), Jobs(1, 1, ""), there, root, state, (kept,))
+spec = steps.Spec("source", "sdist", ("12.0",), Jobs(1, 1, ""), there, root, state, offline=(kept,))
 indexes = sources.index_urls(root, os.environ)
 tree = steps.prepare_tree(spec, pins, indexes, os.environ, print)
 assert (tree / "CMakeLists.txt").is_file()
