@@ -91,6 +91,8 @@ def test_a_killed_engine_comes_back_and_the_old_one_is_gone(served: Done, place:
     assert not set(before) & set(place.engine_processes())
     assert sum(status["restarts"].values()) == 1
     assert place.chat() == "The capital of France is Paris."
+    log = Path(status["run"]["log"]).read_text()
+    assert re.search(r"bwd: EngineCore begins in process \d+, started ahead", log), log[:2000]
 
 
 def _another(place: Place) -> str:
