@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -14,7 +15,16 @@ from pathlib import Path
 from bwd.build import session
 from bwd.build.sources import Say
 from bwd.build.toolkit import Toolkit
-from bwd.core.build import Jobs, diagnose, ninja_step, objects, progress_line, weight, with_pool
+from bwd.core.build import (
+    Jobs,
+    diagnose,
+    largest_first,
+    ninja_step,
+    objects,
+    progress_line,
+    weight,
+    with_pool,
+)
 from bwd.errors import BwdError
 
 COMPONENTS = (
@@ -43,7 +53,7 @@ time of a small unit."""
 class Inputs:
     """Where a build takes things from: the patched source tree, the engine's Python, CUTLASS's headers,
     triton_kernels, cutlass_library's folder (needed for 9.0 only), and the folder to build in; and whether
-    Marlin's kernels with 8-bit activations (patch 0005) are built."""
+    Marlin's kernels with 8-bit activations (patch 0005) are built, and small sources in groups (0006)."""
 
     tree: Path
     python: Path
@@ -53,6 +63,7 @@ class Inputs:
     folder: Path
     log: Path
     marlin_act8: bool = False
+    grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +119,7 @@ def configure(
     command = [
         _tool("cmake", env), "-S", str(inputs.tree), "-B", str(inputs.folder), "-G", "Ninja", *FLAGS, *caches,
         f"-DVLLM_MARLIN_ACT8={'ON' if inputs.marlin_act8 else 'OFF'}",
+        f"-DVLLM_GROUP_UNITS={'ON' if _grouped(inputs) else 'OFF'}",
         f"-DVLLM_PYTHON_EXECUTABLE={inputs.python}",
         f"-DCMAKE_CUDA_COMPILER={toolkit.home / 'bin' / 'nvcc'}",
         f"-DCUDA_TOOLKIT_ROOT_DIR={toolkit.home}",
@@ -132,7 +144,18 @@ def configure(
         failure = diagnose(lines, used.code, jobs.count)
         raise BwdError(f"CMake: {failure.cause}", hint=failure.hint, where=str(inputs.log))
     file = inputs.folder / "build.ninja"
-    file.write_text(with_pool(file.read_text(), jobs.heavy))
+    file.write_text(largest_first(with_pool(file.read_text(), jobs.heavy)))
+
+
+def _grouped(inputs: Inputs) -> bool:
+    """Whether small sources are compiled in groups. The first configuration of a build folder decides: a
+    build that goes on with fewer jobs, as after one that ran out of memory, keeps what is done."""
+    try:
+        cache = (inputs.folder / "CMakeCache.txt").read_text()
+    except OSError:
+        cache = ""
+    before = re.search(r"^VLLM_GROUP_UNITS:\w+=(\w+)$", cache, re.MULTILINE)
+    return before[1] == "ON" if before else inputs.grouped
 
 
 def compile_all(
@@ -173,11 +196,16 @@ def compile_all(
 
 def _missing(folder: Path) -> float:
     """The weight of the objects that are not there yet, 0 where it cannot be told."""
+    names = (name for name in _objects(folder) if not (folder / name).exists())
+    return sum(weight(name.removesuffix(".o")) for name in names)
+
+
+def _objects(folder: Path) -> tuple[str, ...]:
+    """The objects that a build folder is to make, none where it cannot be told."""
     try:
-        names = objects((folder / "build.ninja").read_text())
+        return objects((folder / "build.ninja").read_text())
     except OSError:
-        return 0.0
-    return sum(weight(name.removesuffix(".o")) for name in names if not (folder / name).exists())
+        return ()
 
 
 COST = "cost.json"
@@ -191,7 +219,7 @@ def _spent(folder: Path, steps: int, used: session.Used) -> Compiled:
     except (OSError, ValueError, TypeError):
         before = Compiled(0, 0, 0.0, 0.0, 0, 0, 0)
     now = Compiled(
-        units=sum(1 for _ in folder.rglob("*.o")),
+        units=sum(1 for name in _objects(folder) if (folder / name).exists()),
         steps=before.steps + steps,
         seconds=before.seconds + used.seconds,
         cpu_seconds=before.cpu_seconds + used.cpu_seconds,

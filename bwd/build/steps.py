@@ -14,7 +14,7 @@ from bwd.build import compile as compiler
 from bwd.build import git_source, patches, sources, toolkit, tools, wheel
 from bwd.build.engine import Engine
 from bwd.build.sources import Say
-from bwd.core.build import MARLIN_ACT8, Jobs, version_of, wheel_key, wheel_requirements
+from bwd.core.build import MARLIN_ACT8, Jobs, grouped, version_of, wheel_key, wheel_requirements
 from bwd.errors import BwdError
 
 GB = 10**9
@@ -225,6 +225,7 @@ def _from_source(
         folder=spec.objects,
         log=spec.log,
         marlin_act8=spec.marlin_act8,
+        grouped=grouped(spec.jobs, spec.archs),
     )
     env = tools.with_patch(
         spec.state / "tools",

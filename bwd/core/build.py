@@ -109,6 +109,20 @@ def jobs(cpus: int, memory: int, setting: int | None = None, archs: int = 1) -> 
     )
 
 
+GROUPED_MOST = 4
+"""Jobs up to which small sources are compiled several at a time (patch 0006). Each one costs torch's headers
+anew, which is less CPU time in groups; with more jobs than this the longer units only make a longer end."""
+
+GROUPED_ARCHS = ("12.0",)
+"""The architectures whose sources were compiled in these groups. Others have other sources and macros, and a
+group that does not compile is worse than a build that takes longer."""
+
+
+def grouped(jobs: Jobs, archs: Sequence[str]) -> bool:
+    """Whether a build for these architectures, with these jobs, compiles small sources in groups."""
+    return jobs.count <= GROUPED_MOST and set(archs) <= set(GROUPED_ARCHS)
+
+
 def too_little(memory: int) -> str:
     """Empty, or that the largest unit does not fit into `memory` bytes: swap can make up for it, slowly."""
     if memory / GIB >= HEAVY_GB:
@@ -129,6 +143,20 @@ def with_pool(ninja_file: str, depth: int) -> str:
         if line.startswith("build ") and HEAVY.search(line.partition(": ")[0]):
             lines.append("  pool = heavy")
     return "\n".join(lines) + "\n"
+
+
+_OBJECT = re.compile(r"\n*build (\S+)\.o:")
+
+
+def largest_first(ninja_file: str) -> str:
+    """CMake's ninja file with its objects in order of their cost. ninja starts what it may start in the
+    order of the file: a large unit that comes last keeps one processor busy and the others idle."""
+    blocks = ninja_file.split("\n\n")
+    found = [(at, match[1]) for at, block in enumerate(blocks) if (match := _OBJECT.match(block))]
+    by_cost = sorted(found, key=lambda one: -weight(one[1]))
+    for (at, _), block in zip(found, [blocks[at].strip("\n") for at, _ in by_cost], strict=True):
+        blocks[at] = block
+    return "\n\n".join(blocks).rstrip("\n") + "\n"
 
 
 # ------------------------------------------------------------------ the key of a wheel
@@ -178,17 +206,21 @@ def ninja_step(line: str) -> NinjaStep | None:
 
 
 _SECONDS: Sequence[tuple[re.Pattern[str], float]] = (
-    (HEAVY, 130.0),
-    (re.compile(r"/(?:grouped_topk|topk_softplus_sqrt|topk_softmax|selective_scan_fwd)\w*\.cu"), 120.0),
-    (re.compile(r"/marlin_moe_wna16/sm\d+_kernel"), 75.0),
-    (re.compile(r"/marlin/sm\d+_kernel"), 47.0),
-    (re.compile(r"\.cpp$"), 8.0),
-    (re.compile(r"\.so$"), 1.0),
+    (HEAVY, 100.0),
+    (re.compile(r"/(?:grouped_topk|topk_softplus_sqrt|topk_softmax|selective_scan_fwd)\w*\.cu"), 85.0),
+    (re.compile(r"/marlin_moe_wna16/sm\d+_kernel"), 50.0),
+    (re.compile(r"/marlin/sm\d+_kernel"), 35.0),
+    (re.compile(r"\bgroups/marlin_moe_\w+_int\b"), 122.0),
+    (re.compile(r"\bgroups/(?:marlin_b?float16_int|gemm)\b"), 72.0),
+    (re.compile(r"\bgroups/marlin_moe_\w+_fp\b"), 62.0),
+    (re.compile(r"\bgroups/(?:marlin_b?float16_fp|layernorm|quant|rope|sampling|cache|moe)\b"), 33.0),
+    (re.compile(r"\.cpp$"), 2.0),
+    (re.compile(r"\.so$"), 0.2),
 )
 """Seconds of a unit, from the build for 12.0 in docs/build.md (two jobs). Only their proportions count: the
-small units come first, and by their number alone a build of 38 minutes said "about 12 min left" for 20."""
+large units come first, and by their number alone the time that is left came out far too long."""
 
-_SMALL_UNIT = 20.0
+_SMALL_UNIT = 10.0
 
 
 def weight(name: str) -> float:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bwd.build import compile as compiler
 from bwd.build.compile import Inputs
+from bwd.build.toolkit import Toolkit
 from bwd.core.build import Jobs
 from bwd.errors import BwdError
 from tests.build import toolchain
@@ -124,6 +126,42 @@ def test_a_finished_build_says_what_it_took(inputs: Inputs) -> None:
     assert done.cpu_seconds > 0.05
     assert done.largest > 500_000
     assert (inputs.folder / compiler.COST).is_file()
+
+
+def configured(inputs: Inputs, tmp_path: Path) -> list[str]:
+    """What CMake is told, by one that remembers what CMake keeps in its cache."""
+    tools = tmp_path / "tools"
+    tools.mkdir(exist_ok=True)
+    cmake = tools / "cmake"
+    cmake.write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$@" > told\n'
+        "sed -n 's/^-DVLLM_GROUP_UNITS=/VLLM_GROUP_UNITS:BOOL=/p' told > objects/CMakeCache.txt\n"
+    )
+    cmake.chmod(0o755)
+    kit = Toolkit(tmp_path, "13.0.88", "g++", "12.2.0")
+    around = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PWD": str(tmp_path)}
+    compiler.configure(kit, inputs, JOBS, around, [].append)
+    return (tmp_path / "told").read_text().splitlines()
+
+
+def test_a_begun_build_keeps_its_groups(
+    inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    grouped = replace(inputs, grouped=True)
+    assert "-DVLLM_GROUP_UNITS=OFF" in configured(inputs, tmp_path)
+    assert "-DVLLM_GROUP_UNITS=OFF" in configured(grouped, tmp_path)  # out of memory, and on with fewer jobs
+    (inputs.folder / "CMakeCache.txt").unlink()
+    assert "-DVLLM_GROUP_UNITS=ON" in configured(grouped, tmp_path)
+    assert "-DVLLM_GROUP_UNITS=ON" in configured(inputs, tmp_path)
+
+
+def test_marlin_s_kernels_with_8_bit_activations_are_asked_of_cmake(
+    inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "-DVLLM_MARLIN_ACT8=OFF" in configured(inputs, tmp_path)
+    assert "-DVLLM_MARLIN_ACT8=ON" in configured(replace(inputs, marlin_act8=True), tmp_path)
 
 
 def alive(pid: int) -> bool:

@@ -28,7 +28,7 @@ def tree(pristine: Path, tmp_path: Path) -> Path:
 
 
 def test_the_series_is_there_in_order() -> None:
-    assert [p.name[:4] for p in SERIES] == ["0001", "0002", "0003", "0004", "0005"]
+    assert [p.name[:4] for p in SERIES] == ["0001", "0002", "0003", "0004", "0005", "0006"]
 
 
 @pytest.mark.parametrize("patch", SERIES, ids=lambda p: p.name[:4])
@@ -70,6 +70,19 @@ def test_every_external_project_is_behind_the_option(tree: Path) -> None:
     included = re.findall(r"include\(cmake/external_projects/(\w+)\.cmake\)", text)
     assert set(included) - set(re.findall(r"external_projects/(\w+)\.cmake", behind)) == {"triton_kernels"}
     assert len(included) == 9
+
+
+def test_each_source_of_a_group_is_there_and_in_no_other_group(sdist: Path, tree: Path) -> None:
+    patches.apply(SERIES, tree, os.environ)
+    groups = re.findall(
+        r"group_units\(\$\{SRCS_VAR\} (\w+)\n([^)]+)\)", (tree / "cmake/utils.cmake").read_text()
+    )
+    assert len(groups) == 13
+    sources = [path for _, members in groups for path in members.split()]
+    assert len(sources) == len(set(sources)) == 48
+    listed = subprocess.run(["tar", "-tzf", str(sdist)], capture_output=True, text=True, check=True).stdout
+    assert {f"vllm-0.32.0/{path}" for path in sources} <= set(listed.split())
+    assert not any("gptq/q_gemm" in path for path in sources)
 
 
 def test_without_its_libraries_flash_attn_says_so_and_nothing_raises(tree: Path) -> None:

@@ -115,6 +115,48 @@ def test_the_large_units_wait_for_each_other_and_no_others() -> None:
     assert again == text.replace("depth = 2", "depth = 3")
 
 
+def test_the_largest_units_are_started_first() -> None:
+    unit = "build CMakeFiles/_C.dir/{}.o: CUDA /tree/{}\n  FLAGS = -O3\n"
+    names = [
+        "csrc/topk.cu",
+        "csrc/torch_bindings.cpp",
+        "csrc/marlin/sm80_kernel_float16_u4_float16.cu",
+        "groups/rope.cu",
+        "csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu",
+        "groups/marlin_moe_float16_fp.cu",
+    ]
+    head, link = (
+        "ninja_required_version = 1.5\n\n",
+        "\n# Link\n\nbuild _C.so: LINK CMakeFiles/_C.dir/csrc/topk.cu.o\n",
+    )
+    text = head + "\n".join(unit.format(n, n) for n in names) + link
+    ordered = build.largest_first(text)
+    made = [name.removeprefix("CMakeFiles/_C.dir/") for name in build.objects(ordered)]
+    assert made == [f"{names[at]}.o" for at in (4, 5, 2, 3, 0, 1)]
+    assert ordered.startswith(head)
+    assert ordered.endswith(link)
+    assert sorted(ordered.split()) == sorted(text.split())
+    assert build.largest_first(ordered) == ordered
+
+
+def test_a_file_with_a_pool_is_put_in_order_and_read_again() -> None:
+    unit = "build CMakeFiles/_C.dir/{}.o: CUDA /tree/{}\n  FLAGS = -O3\n"
+    names = ["csrc/topk.cu", "csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"]
+    once = build.largest_first(build.with_pool("\n".join(unit.format(n, n) for n in names), 1))
+    assert build.largest_first(build.with_pool(once, 2)) == once.replace("depth = 1", "depth = 2")
+    assert once.count("pool = heavy") == 1
+
+
+@pytest.mark.parametrize(("count", "grouped"), [(1, True), (2, True), (4, True), (5, False), (32, False)])
+def test_small_sources_are_grouped_where_there_are_few_jobs(count: int, grouped: bool) -> None:
+    assert build.grouped(build.Jobs(count, 1, ""), ("12.0",)) is grouped
+
+
+@pytest.mark.parametrize("archs", [("9.0",), ("8.9",), ("9.0", "12.0")])
+def test_they_are_not_grouped_for_architectures_for_which_nobody_tried_it(archs: tuple[str, ...]) -> None:
+    assert not build.grouped(build.Jobs(2, 1, ""), archs)
+
+
 def test_the_same_inputs_have_the_same_key_in_any_order() -> None:
     assert build.wheel_key(SOURCE) == build.wheel_key(dict(reversed(SOURCE.items())))
 
@@ -158,7 +200,7 @@ def test_the_time_left_counts_what_is_left_and_not_how_many() -> None:
     small, large = "csrc/cuda_view.cu", "csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm120_fp8.cu"
     missing = sum(map(build.weight, [small] * 8 + [large] * 2))
     line = build.progress_line(NinjaStep(8, 10, small), 240.0, 8 * build.weight(small), missing)
-    assert line == f"built 8/10 (2.0 a minute, about 6 min left): {small}"
+    assert line == f"built 8/10 (2.0 a minute, about 10 min left): {small}"
     assert "about 1 min left" in build.progress_line(NinjaStep(8, 10, small), 240.0)  # by their number
 
 
@@ -178,6 +220,16 @@ def test_the_weights_follow_the_measured_build() -> None:
         "csrc/quantization/fp4/nvfp4_scaled_mm_sm120_kernels.cu",
     ]
     assert sorted(names, key=build.weight) == names
+
+
+@pytest.mark.parametrize(
+    "unit", ["groups/marlin_moe_float16_int.cu", "groups/rope.cu", "csrc/topk.cu", "csrc/x.cpp"]
+)
+def test_a_unit_weighs_the_same_when_it_is_missing_and_when_it_is_done(unit: str) -> None:
+    path = f"CMakeFiles/_C_stable_libtorch.dir/{unit}.o"
+    step = build.ninja_step(f"[1/9] Building CUDA object {path}")
+    assert step is not None
+    assert build.weight(step.name) == build.weight(path.removesuffix(".o"))
 
 
 def test_the_objects_are_read_out_of_ninjas_file() -> None:
