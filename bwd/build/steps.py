@@ -185,7 +185,9 @@ def prepare_tree(
     if tree.is_dir() and stamp.is_file() and stamp.read_text() == want:
         return tree
     stamp.unlink(missing_ok=True)
-    (spec.objects / compiler.COST).unlink(missing_ok=True)
+    # CMake's cache says that Marlin's kernels are generated; in a new tree they are not
+    for name in (compiler.COST, "CMakeCache.txt"):
+        (spec.objects / name).unlink(missing_ok=True)
     if spec.origin == "git":
         clone = git_source.clone(pins, spec.state / "clone", say, environ)
         shutil.rmtree(tree, ignore_errors=True)

@@ -94,6 +94,21 @@ def test_an_engine_that_cannot_be_built_for_is_refused(tmp_path: Path, answer: s
         engine.look(python, os.environ)
 
 
+def test_a_new_tree_is_configured_anew_and_a_kept_one_is_not(sdist: Path, tmp_path: Path) -> None:
+    """With another series of patches the tree is unpacked again, without the kernels that CMake had Marlin
+    generate into the old one and remembers."""
+    here = replace(spec(tmp_path), offline=(sdist.parent,))
+    pins = sources.read_pins(ROOT / "patches" / "sources.json")
+    here.objects.mkdir(parents=True)
+    cache = here.objects / "CMakeCache.txt"
+    cache.write_text("MARLIN_GEN_SCRIPT_HASH_AND_ARCH:STRING=x\n")
+    tree = steps.prepare_tree(here, pins, (), os.environ, print)
+    assert not cache.exists()
+    cache.write_text("x")
+    assert steps.prepare_tree(here, pins, (), os.environ, print) == tree
+    assert cache.exists()
+
+
 def test_a_wheel_from_another_machine_stands_in_for_a_build(tmp_path: Path) -> None:
     mine = {
         "kind": "source",
