@@ -118,12 +118,13 @@ class Load:
                 result_dir=folder,
                 result_name="result.json",
             )
+            since = self._logged()  # before the order: its first count may be there at once
             try:
                 self._child.stdin.write(json.dumps({"argv": argv}).encode() + b"\n")
                 self._child.stdin.flush()
             except OSError as error:
                 raise LoadError(f"the load generator is gone: {self._last_line()}") from error
-            self._answer(timeout, f"the load {workload.name}", on_progress)
+            self._answer(timeout, f"the load {workload.name}", on_progress, since)
             return _read(Path(folder) / "result.json", workload)
 
     def close(self) -> None:
@@ -142,13 +143,15 @@ class Load:
                 child.wait(patience)
                 return
 
-    def _answer(self, timeout: float, what: str, on_progress: Progress | None) -> dict[str, Any]:
-        """The next answer of the child. Raises LoadError with its error, when it ends, or when the time is
-        over; then it is killed, and the next load starts another."""
+    def _answer(
+        self, timeout: float, what: str, on_progress: Progress | None, since: int = 0
+    ) -> dict[str, Any]:
+        """The next answer of the child; its progress is what the log says after `since` bytes. Raises
+        LoadError with its error, when it ends, or when the time is over; then it is killed, and the next
+        load starts another."""
         assert self._child is not None
         assert self._child.stdout is not None
         began = time.monotonic()
-        at = self._log.stat().st_size if self._log.exists() else 0
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.stdout, selectors.EVENT_READ)
             while b"\n" not in self._rest:
@@ -156,7 +159,7 @@ class Load:
                 if waited > timeout:
                     self.close()
                     raise LoadError(f"{what} did not end within {timeout:.0f} s")
-                if on_progress is not None and (count := self._progress(at)):
+                if on_progress is not None and (count := self._progress(since)):
                     on_progress(*count, waited)
                 if not selector.select(min(_TICK, max(0.0, timeout - waited) + 0.01)):
                     continue
@@ -167,9 +170,14 @@ class Load:
                 self._rest += block
         line, _, self._rest = self._rest.partition(b"\n")
         answer = json.loads(line)
+        if on_progress is not None and (count := self._progress(since)):
+            on_progress(*count, time.monotonic() - began)  # a short load ends between two looks
         if answer.get("event") == "error":
             raise LoadError(f"{what}: {answer.get('message')}")
         return dict(answer)
+
+    def _logged(self) -> int:
+        return self._log.stat().st_size if self._log.exists() else 0
 
     def _progress(self, since: int) -> tuple[int, int] | None:
         with contextlib.suppress(OSError), open(self._log, "rb") as log:

@@ -49,6 +49,14 @@ def test_one_generator_serves_several_loads_and_says_how_far_it_is(tmp_path: Pat
         assert load._child is child
 
 
+def test_a_load_that_is_over_at_once_says_how_far_it_was_too(tmp_path: Path) -> None:
+    with generator(tmp_path, "brief") as load:
+        for _ in range(5):
+            seen: list[tuple[int, int]] = []
+            send(load, on_progress=lambda done, total, _, seen=seen: seen.append((done, total)))  # type: ignore[misc]
+            assert set(seen) == {(4, 8)}
+
+
 def test_the_key_is_in_the_environment_and_never_in_an_argument(tmp_path: Path) -> None:
     with generator(tmp_path, "echo", key="sk-secret", result=tmp_path / "echo.json") as load:
         send(load)

@@ -1,6 +1,7 @@
 """Plays bwd.children.load: `load_generator.py MODE RESULT`, answers each order as MODE says.
 
 good     prints progress as tqdm does, writes RESULT where the order wants it, answers "done"
+brief    the same, and is done at once
 refuse   answers with an error
 silent   never answers, and starts a child that would outlive it
 dead     ends in the middle
@@ -41,7 +42,8 @@ def main() -> int:
             seen = {name: os.environ.get(name) for name in ("OPENAI_API_KEY", "BWD_RUN_ID", "http_proxy")}
             Path(result).write_text(json.dumps({"argv": argv, "env": seen}))
             result = str(Path(__file__).parents[1] / "core" / "bench_results" / "streams-8.json")
-        time.sleep(0.6)
+        if mode != "brief":
+            time.sleep(0.6)
         shutil.copy(result, target)
         print(json.dumps({"event": "done"}), flush=True)
     return 0
