@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -19,7 +20,7 @@ def paths(tmp_path: Path) -> Paths:
     return Paths(tmp_path, tmp_path / "var", tmp_path / "var" / "run", tmp_path / ".env").make()
 
 
-def _python(prefix: Path, script: str = f'exec {sys.executable} "$@"') -> Path:
+def _python(prefix: Path, script: str = f'exec {quote(sys.executable)} "$@"') -> Path:
     python = prefix / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\n{script}\n")

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from shlex import join, quote
 
 import pytest
 
@@ -28,11 +29,12 @@ def home() -> Iterator[Path]:
         folder = Path(name)
         python = folder / "bin" / "python"
         python.parent.mkdir()
+        fake = join([sys.executable, str(ROOT / "tests/fakes/engine.py")])
         python.write_text(
             "#!/bin/sh\n"
             f"case \"$1\" in -c) echo '{VERSIONS}'; exit 0;; esac\n"
             f'echo "$@" >> {folder}/started\n'
-            f'PYTHONPATH={ROOT} exec {sys.executable} {ROOT}/tests/fakes/engine.py "$@"\n'
+            f'PYTHONPATH={quote(str(ROOT))} exec {fake} "$@"\n'
         )
         python.chmod(0o755)
         model = folder / "model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,9 +25,10 @@ RESULT = Path(__file__).parents[1] / "core" / "bench_results" / "streams-8.json"
 def engine(here: Installation, mode: str = "good") -> Installation:
     """A plan whose Python plays the generator and the copies, and a model folder."""
     python = here.home / "python"
+    generator = shlex.join([sys.executable, str(GENERATOR), mode, str(RESULT)])
     python.write_text(
         "#!/bin/sh\n"
-        f'[ "$2" = bwd.children.load ] && exec {sys.executable} {GENERATOR} {mode} {RESULT}\n'
+        f'[ "$2" = bwd.children.load ] && exec {generator}\n'
         'echo \'{"where": "host", "bytes_per_s": 2e10, "how": "played"}\'\n'
     )
     python.chmod(0o755)

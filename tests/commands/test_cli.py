@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shlex
 import subprocess
 import sys
 import time
@@ -100,7 +101,7 @@ def test_a_reader_that_leaves_is_no_error(install: Make) -> None:
     here.paths.make()
     (here.paths.logs / "bwd.log").write_text("line\n" * 100_000)
     done = subprocess.run(
-        f"{sys.executable} -m bwd logs bwd -n 100000 | head -1; echo ${{PIPESTATUS[0]}}",
+        f"{shlex.quote(sys.executable)} -m bwd logs bwd -n 100000 | head -1; echo ${{PIPESTATUS[0]}}",
         shell=True, executable="/bin/bash", env=here.environ, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["line", "141"]

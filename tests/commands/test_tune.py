@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,10 +30,11 @@ class Tuned(House):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         text = self.python.read_text()
+        generator = shlex.join([sys.executable, str(LOAD)])
         self.python.write_text(
             text.replace(
                 "export FAKE",
-                f'[ "$2" = bwd.children.load ] && exec {sys.executable} {LOAD}\nexport FAKE',
+                f'[ "$2" = bwd.children.load ] && exec {generator}\nexport FAKE',
             )
         )
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +82,7 @@ class House:
         self.python = folder / "python"
         self.python.write_text(
             f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nexport FAKE_ENGINE_SCRIPT={self.script_file} '
-            f'FAKE_ENGINE_HANG={self.hang_file}\nexec {sys.executable} {FAKE} "$@"\n'
+            f'FAKE_ENGINE_HANG={self.hang_file}\nexec {quote(sys.executable)} {quote(str(FAKE))} "$@"\n'
         )
         self.python.chmod(0o755)
         self.write_env()
