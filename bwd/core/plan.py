@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 
 from bwd.core import (
@@ -31,6 +32,10 @@ ENTRY_POINT = "vllm.entrypoints.openai.api_server"
 RING_INTERVAL_S = 5
 # vLLM ends itself after this long in one step; longer than any prefill of 32,768 tokens on these cards.
 EXECUTE_TIMEOUT_S = 180
+
+# The names of vLLM's own sockets (get_open_zmq_ipc_path): three of each start stay after any end.
+_UUID_NAME = "-".join("?" * length for length in (8, 4, 4, 4, 12))
+_SUN_PATH = 108  # bytes of a socket's path with its NUL (unix(7))
 
 # What vLLM waits for its requests after SIGTERM. Front has drained before, so that there are none but
 # those that outlived DRAIN_SECONDS; less than Policy.grace, after which bwd kills. A constant, because
@@ -197,11 +202,18 @@ def _reasoning(draft: Draft, settings: Settings, model: ModelFacts | None, r1_na
             draft.flag("--reasoning-parser", "deepseek_r1", "an R1 model: thinking and answer come apart")
 
 
+def _sockets(where: PlanPaths) -> str:
+    return posixpath.dirname(where.uds)
+
+
 def _common_env(draft: Draft, where: PlanPaths, engine: str) -> None:
     cache = where.cache
     site = f"{where.site}:{where.site}/cpu" if engine == "cpu" else where.site
     draft.var("PYTHONPATH", site, "stacks on SIGUSR2, and nothing of the daemon's environment")
     draft.var("SPAWN_AHEAD", f"{cache}/spawn-ahead", "all of vLLM's processes import at once, not in turn")
+    if len(f"{_sockets(where)}/{_UUID_NAME}") < _SUN_PATH:
+        why = "vLLM leaves sockets of each start behind: here they are found, in /tmp they stay"
+        draft.var("VLLM_RPC_BASE_PATH", _sockets(where), why)
     draft.var("VLLM_LOGGING_LEVEL", "INFO", "phases and hangs are read from INFO lines")
     draft.var("NO_COLOR", "1", "the log is read by a program")
     draft.var("VLLM_RINGBUFFER_WARNING_INTERVAL", str(RING_INTERVAL_S), "vLLM's 60 s is late as a first sign")
@@ -310,7 +322,11 @@ def _finish(
     for flag, value in draft.flags.items():
         argv += [flag] if value is None else [flag, *(value.split() if flag == plan_graphs.FLAG else [value])]
     argv += extra
-    stale = (f"{where.cache}/vllm/gpu_p2p_access_cache_for_*.json",) if choice.engine == "cuda" else ()
+    stale: tuple[str, ...] = (
+        (f"{where.cache}/vllm/gpu_p2p_access_cache_for_*.json",) if choice.engine == "cuda" else ()
+    )
+    if draft.env.get("VLLM_RPC_BASE_PATH") == _sockets(where):
+        stale += (f"{_sockets(where)}/{_UUID_NAME}",)
     return LaunchPlan(
         engine=choice.engine,
         python=where.python,

@@ -135,7 +135,22 @@ class TestClassB:
     def test_the_answers_that_vllm_stores_are_deleted(self) -> None:
         host = pros()
         made = plan(host=host, p2p_verdict=passed(host))
-        assert made.stale_files == ("/state/cache/vllm/gpu_p2p_access_cache_for_*.json",)
+        assert "/state/cache/vllm/gpu_p2p_access_cache_for_*.json" in made.stale_files
+
+    def test_the_sockets_that_vllm_leaves_behind_are_deleted_but_in_a_folder_of_ones_own(self) -> None:
+        made = plan()
+        assert made.env["VLLM_RPC_BASE_PATH"] == "/state/run"
+        assert "/state/run/????????-????-????-????-????????????" in made.stale_files
+        own = plan("EXTRA_ENV=VLLM_RPC_BASE_PATH=/mine\n")
+        assert own.env["VLLM_RPC_BASE_PATH"] == "/mine"
+        assert not [pattern for pattern in own.stale_files if "????" in pattern]
+
+    def test_a_run_folder_too_deep_for_vllms_names_leaves_them_where_vllm_puts_them(self) -> None:
+        folder = "/s" * 36  # 72 characters: bwd's own socket fits, 36 more and a slash do not
+        where = dataclasses.replace(WHERE, uds=f"{folder}/engine.sock")
+        made = make_plan(env(""), machine(card(0), card(1)), r1(), where)
+        assert "VLLM_RPC_BASE_PATH" not in made.env
+        assert not [pattern for pattern in made.stale_files if "????" in pattern]
 
     def test_nccl_gets_the_level_that_its_default_stops_short_of(self) -> None:
         intel = pros(cpu_model="Intel(R) Xeon(R) w9-3495X")
