@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from bwd.core import sockets
 from bwd.errors import BwdError
 
-# sockaddr_un.sun_path is 108 bytes with its NUL (unix(7)); supervisord first binds a temporary
-# name with a ".<pid>" tail and the longest name below is "supervisor.sock".
-_SOCKET_NAME_ROOM = len("/supervisor.sock.4194304") + 1
-_SUN_PATH = 108
+# supervisord first binds a temporary name with a ".<pid>" tail; no name of ours is longer.
+_LONGEST_NAME = "supervisor.sock.4194304"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ def _run_folder(state: Path) -> Path:
     """Sockets live in STATE/run. A path too long for a socket gets a short folder of its own,
     named after the state folder, so that every process of this installation finds the same one."""
     inside = state / "run"
-    if len(os.fsencode(inside)) + _SOCKET_NAME_ROOM <= _SUN_PATH:
+    if sockets.fits(f"{inside}/{_LONGEST_NAME}"):
         return inside
     name = hashlib.sha256(os.fsencode(state)).hexdigest()[:12]
     # Not XDG_RUNTIME_DIR: a login shell has it, a cron job or `su` has not, and both must agree.

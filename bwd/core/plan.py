@@ -14,6 +14,7 @@ from bwd.core import (
     plan_graphs,
     plan_memory,
     plan_rules,
+    sockets,
 )
 from bwd.core.engine_choice import EngineChoice, choose, model_id
 from bwd.core.host import Gpu, HostFacts, format_cpus
@@ -35,7 +36,6 @@ EXECUTE_TIMEOUT_S = 180
 
 # The names of vLLM's own sockets (get_open_zmq_ipc_path): three of each start stay after any end.
 _UUID_NAME = "-".join("?" * length for length in (8, 4, 4, 4, 12))
-_SUN_PATH = 108  # bytes of a socket's path with its NUL (unix(7))
 
 # What vLLM waits for its requests after SIGTERM. Front has drained before, so that there are none but
 # those that outlived DRAIN_SECONDS; less than Policy.grace, after which bwd kills. A constant, because
@@ -211,7 +211,7 @@ def _common_env(draft: Draft, where: PlanPaths, engine: str) -> None:
     site = f"{where.site}:{where.site}/cpu" if engine == "cpu" else where.site
     draft.var("PYTHONPATH", site, "stacks on SIGUSR2, and nothing of the daemon's environment")
     draft.var("SPAWN_AHEAD", f"{cache}/spawn-ahead", "all of vLLM's processes import at once, not in turn")
-    if len(f"{_sockets(where)}/{_UUID_NAME}") < _SUN_PATH:
+    if sockets.fits(f"{_sockets(where)}/{_UUID_NAME}"):
         why = "vLLM leaves sockets of each start behind: here they are found, in /tmp they stay"
         draft.var("VLLM_RPC_BASE_PATH", _sockets(where), why)
     draft.var("VLLM_LOGGING_LEVEL", "INFO", "phases and hangs are read from INFO lines")

@@ -135,7 +135,10 @@ class TestClassB:
     def test_the_answers_that_vllm_stores_are_deleted(self) -> None:
         host = pros()
         made = plan(host=host, p2p_verdict=passed(host))
-        assert "/state/cache/vllm/gpu_p2p_access_cache_for_*.json" in made.stale_files
+        assert made.stale_files == (
+            "/state/cache/vllm/gpu_p2p_access_cache_for_*.json",
+            "/state/run/????????-????-????-????-????????????",
+        )
 
     def test_the_sockets_that_vllm_leaves_behind_are_deleted_but_in_a_folder_of_ones_own(self) -> None:
         made = plan()
@@ -145,8 +148,11 @@ class TestClassB:
         assert own.env["VLLM_RPC_BASE_PATH"] == "/mine"
         assert not [pattern for pattern in own.stale_files if "????" in pattern]
 
-    def test_a_run_folder_too_deep_for_vllms_names_leaves_them_where_vllm_puts_them(self) -> None:
-        folder = "/s" * 36  # 72 characters: bwd's own socket fits, 36 more and a slash do not
+    # bwd's own socket fits into both, a slash and 36 letters more do not: bytes count
+    @pytest.mark.parametrize("folder", ["/s" * 36, "/" + "ü" * 36])
+    def test_a_run_folder_too_deep_for_vllms_names_leaves_them_where_vllm_puts_them(
+        self, folder: str
+    ) -> None:
         where = dataclasses.replace(WHERE, uds=f"{folder}/engine.sock")
         made = make_plan(env(""), machine(card(0), card(1)), r1(), where)
         assert "VLLM_RPC_BASE_PATH" not in made.env
