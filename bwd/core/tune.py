@@ -121,40 +121,46 @@ def _ngram_on_cards(backend: str) -> Iterator[Candidate]:
 _FOUR_BITS: Final = frozenset({"awq", "auto_awq", "gptq", "auto_gptq"})
 
 
-_MARLIN: Final = "other kernels for the 4-bit layers, made for few tokens"
-_HUMMING: Final = "kernels for the 4-bit layers that are compiled for this card and these layers"
+_KERNELS: Final = {
+    "humming": "kernels for the 4-bit layers that are compiled for this card and these layers",
+    "marlin": "other kernels for the 4-bit layers, made for few tokens",
+}
+"""By --linear-backend."""
 _MEASURED: Final = {
     "humming": "with a 32B model on 2x H200 1.11 times as fast for one stream, 1.04 with 128",
     "marlin": "with a 32B model on 2x H200 one stream 1.24 times as fast, prompts half as fast",
     "marlin-TRITON_ATTN": "with a 32B model on 2x H200 one stream 1.35 times as fast",
 }
 """Against vLLM's own choice there (docs/gpu/2xh200-one-run.md, docs/gpu/2xh200-plans.md)."""
-_BACKEND: Final = "--linear-backend"
 
 
 def _other_kernels(host: HostFacts, plan: Mapping[str, Any], model: ModelFacts | None) -> Iterator[Candidate]:
     """On 9.0 vLLM 0.32.0 takes Machete for weights of 4 bits, on others Marlin
     (model_executor/kernels/linear/mixed_precision/machete.py:33); Humming comes last in its order and runs
-    from 7.5 on (humming.py:31). Measured: docs/gpu/2xh200-plans.md."""
+    from 7.5 on (humming.py:31)."""
     if model is None or model.bits != 4 or model.quant_method not in _FOUR_BITS:
         return
-    yield Candidate("humming", _why("humming", _HUMMING), flags=(f"{_BACKEND}=humming",))
+    yield _with_kernels("humming")
     used = {gpu.capability for gpu in host.gpus if gpu.index in (plan.get("gpus") or ())}
     if used == {(9, 0)}:
-        yield Candidate("marlin", _why("marlin", _MARLIN), flags=(f"{_BACKEND}=marlin",))
+        yield _with_kernels("marlin")
 
 
-def _why(name: str, what: str) -> str:
-    return f"{what}: {_MEASURED[name]}" if name in _MEASURED else what
+def _with_kernels(kernels: str, backend: str = "") -> Candidate:
+    """Other kernels, and another attention backend where one is named."""
+    name = f"{kernels}-{backend}" if backend else kernels
+    why = _KERNELS[kernels] + (", and another attention backend" if backend else "")
+    if name in _MEASURED:
+        why = f"{why}: {_MEASURED[name]}"
+    keys = {"ATTENTION_BACKEND": backend} if backend else {}
+    return Candidate(name, why, keys, (f"--linear-backend={kernels}",))
 
 
 def _kernels_and_backend(found: Sequence[Candidate], backend: str) -> Iterator[Candidate]:
     """Both at once: each may be too little by itself to be taken together."""
     if backend != "TRITON_ATTN":
         for one in found:
-            name, what = f"{one.name}-TRITON_ATTN", one.why.partition(":")[0]
-            why = _why(name, f"{what}, and another attention backend")
-            yield Candidate(name, why, {"ATTENTION_BACKEND": "TRITON_ATTN"}, one.flags)
+            yield _with_kernels(one.name, "TRITON_ATTN")
 
 
 def _on_cards(host: HostFacts, plan: Mapping[str, Any], model: ModelFacts | None) -> Iterator[Candidate]:
