@@ -32,7 +32,7 @@ from pathlib import Path
 
 FOLDER = "SPAWN_AHEAD"
 
-SERVERS = ("vllm.entrypoints.openai.api_server",)
+SERVER = "vllm.entrypoints.openai.api_server"
 
 NAMES = ("EngineCore", "VllmWorker")
 """How vLLM 0.32.0 begins the names of the processes that are worth it (v1/engine/utils.py,
@@ -100,10 +100,8 @@ def _reap(pid: int) -> None:
 def begin() -> None:
     """In every process of the engine, before anything else: the API server starts what its last start has
     spawned; what is spawned from now on is taken from there, and recorded."""
-    if not os.environ.get(FOLDER):
-        return
     if "--multiprocessing-fork" not in sys.orig_argv:
-        if not any(server in sys.orig_argv for server in SERVERS):
+        if SERVER not in sys.orig_argv:
             return  # a compiler's worker, or another program
         _start("main")
     context.SpawnProcess._Popen = staticmethod(Popen)

@@ -65,7 +65,7 @@ if "BWD_RUN_ID" in os.environ:
 
 _next_sitecustomize()
 
-if "SPAWN_AHEAD" in os.environ:
+if os.environ.get("SPAWN_AHEAD"):
     import bwd_spawn_ahead
 
     bwd_spawn_ahead.begin()
